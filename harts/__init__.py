@@ -1,0 +1,1 @@
+"""HARTS: prefix-sharing RL training for hybrid-attention models."""

@@ -1,0 +1,1 @@
+"""Everything that runs on torch: linear attention, full attention, whole models."""

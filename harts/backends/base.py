@@ -1,0 +1,162 @@
+"""The contracts of everything that computes: linear attention, full attention, models, and the `Env` they form.
+
+Shape suffixes: R compact rows, T packed rows of a call, N sequences of a call, P requested states, H query and key
+heads, HV value heads, G key/value heads of full attention, K and V head dims.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harts.backends.plan_tensors import AttentionViews, PlanTensors
+from harts.stages.base import StageConfig
+
+Rule = Literal["kda", "gdn"]
+"""Delta rule: `kda` decays each key channel by its own gate [T, HV, K], `gdn` all of a head by one [T, HV]."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a pipeline asks of its backends; each answers with `why_not`."""
+
+    device: str
+    dtype: torch.dtype
+    rule: Rule
+    chunk_size: int
+    conv_width: int
+    linear_heads: tuple[int, int]
+    """(H, HV)."""
+    linear_head_dims: tuple[int, int]
+    """(K, V)."""
+    full_heads: tuple[int, int]
+    """(query heads, key/value heads G)."""
+    full_head_dims: tuple[int, int]
+    """(query/key dim, value dim)."""
+
+
+class Backend(ABC):
+    """Base of all backends: built from its own strict `Config`, and able to say why it cannot serve."""
+
+    Config: ClassVar[type[StageConfig]] = StageConfig
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def why_not(self, need: Need) -> list[str]:
+        """Every reason why this backend cannot serve `need`; empty if it can."""
+        return []
+
+
+class RoundOutput(NamedTuple):
+    """One packed call's results."""
+
+    output: Tensor
+    """[T, HV, V]."""
+    states: Tensor
+    """Requested states in float32 or wider, [P, HV, K, V]; differentiable."""
+
+
+class LinearAttention(Backend):
+    """Packed chunkwise linear attention that returns requested states (equation 16)."""
+
+    token_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "g", "beta")
+    """Inputs with one row a token: gather, replay and scatter are generic over these."""
+
+    @abstractmethod
+    def call(
+        self,
+        rows: dict[str, Tensor],
+        *,
+        chunk_size: int,
+        cu_seqlens: Tensor,
+        initial_state: Tensor,
+        state_sequence: Tensor,
+        state_offset: Tensor,
+    ) -> RoundOutput:
+        """Run N independent sequences, each from its own state.
+
+        Args:
+            rows: q, k [T, H, K]; v [T, HV, V]; g log-decay, natural logarithm, at most 0, [T, HV, K] for kda or
+                [T, HV] for gdn; beta in (0, 1), [T, HV]. q and k are normalised already; q is not scaled yet
+                (the call scales it by K ** -0.5).
+            chunk_size: tokens a chunk; every sequence starts on a chunk boundary.
+            cu_seqlens: int64 on the host, [N + 1]; sequence i is rows cu_seqlens[i]:cu_seqlens[i + 1].
+            initial_state: [N, HV, K, V], float32 or wider.
+            state_sequence: int64 on the host, sequence of each requested state, [P].
+            state_offset: int64 on the host, tokens of that sequence after which it is taken, [P]: a multiple of
+                chunk_size, or the sequence's length (its final state).
+
+        Returns:
+            Outputs of all rows and the requested states. A gradient of a returned state flows into the recurrence
+            that produced it; several consumers sum.
+        """
+
+
+class FullAttention(Backend):
+    """Softmax attention of compact queries over each branch's ancestors and itself, bottom-right causal (22)."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        """Attend.
+
+        Args:
+            q: [R, H, Dk], rotated.
+            k: [R, G, Dk], rotated; H is a multiple of G.
+            v: [R, G, Dv].
+            views: which rows see which.
+            scale: factor on the scores.
+
+        Returns:
+            [R, H, Dv]; zeros on padding rows.
+        """
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a model gives for the rows of one microbatch; `None` without MoE layers."""
+
+    hidden: Tensor
+    """After the final norm, [R, hidden]."""
+    router_z: Tensor | None
+    """Sum over MoE layers and rows of q_c * logsumexp(router logits)^2, scalar."""
+    router_balance: Tensor | None
+    """Sum over MoE layers of E * sum_e f_e * P_e, scalar (f, P weighted by q_c, normalised by sum q_c)."""
+    expert_load: Tensor | None
+    """q_c-weighted assignments of each expert, without gradient, [MoE layers, E]."""
+
+
+class Model(Backend):
+    """A whole model that runs on compact rows through the two attention backends."""
+
+    module: torch.nn.Module
+    """Owner of all parameters."""
+
+    @abstractmethod
+    def need(self, chunk_size: int) -> Need:
+        """What this model asks of the attention backends."""
+
+    @abstractmethod
+    def forward(self, plan: PlanTensors) -> ModelOutput:
+        """Hidden states of every compact row, each computed once."""
+
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """LM head, [vocabulary, hidden]."""
+
+    @abstractmethod
+    def update_expert_bias(self, expert_load: Tensor) -> None:
+        """Move the routing bias of each expert against its load over the whole step, [MoE layers, E]."""
+
+
+@dataclass(frozen=True)
+class Env:
+    """What executes: the built model with its backends inside."""
+
+    model: Model
+    device: str
+    dtype: torch.dtype

@@ -1,0 +1,103 @@
+"""Names to classes. The built-in table holds strings, so that naming a backend is what imports it.
+
+Third parties add names through entry-point groups (`harts.stages.<kind>`, `harts.linear_attention`,
+`harts.full_attention`, `harts.models`, `harts.objectives`) or `register`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from harts.errors import ConfigError
+
+STAGE_KINDS = ("ingest", "partition", "schedule", "call_plan", "layout", "execute", "restore")
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "ingest": {"jsonl": "harts.stages.ingest.jsonl:Jsonl"},
+    "partition": {"paper": "harts.stages.partition.paper:Paper"},
+    "schedule": {"slots": "harts.stages.schedule.slots:Slots"},
+    "call_plan": {
+        "min_call": "harts.stages.call_plan.min_call:MinCall",
+        "per_segment": "harts.stages.call_plan.per_segment:PerSegment",
+        "no_replay": "harts.stages.call_plan.no_replay:NoReplay",
+        "flat": "harts.stages.call_plan.flat:Flat",
+    },
+    "layout": {"round_major": "harts.stages.layout.round_major:RoundMajor"},
+    "execute": {"compact": "harts.stages.execute.compact:Compact"},
+    "restore": {"mapped": "harts.stages.restore.mapped:Mapped"},
+    "linear_attention": {
+        "naive": "harts.backends.linear.naive:Naive",
+        "recurrent": "harts.backends.linear.recurrent:Recurrent",
+    },
+    "full_attention": {"sdpa": "harts.backends.full.sdpa:Sdpa"},
+    "models": {"reference": "harts.backends.model.reference:Reference"},
+    "objectives": {
+        "grpo": "harts.train.objectives:Grpo",
+        "ppo": "harts.train.objectives:Ppo",
+        "sft": "harts.train.objectives:Sft",
+    },
+}
+
+_added: dict[str, dict[str, tuple[str, str]]] = {}
+
+
+def group(kind: str) -> str:
+    """The entry-point group of a kind."""
+    return f"harts.stages.{kind}" if kind in STAGE_KINDS else f"harts.{kind}"
+
+
+def names(kind: str) -> dict[str, tuple[str, str]]:
+    """All registered names of a kind: name -> (target, package that registered it).
+
+    Raises:
+        ConfigError: two packages claim one name.
+    """
+    found = {name: (target, "harts") for name, target in BUILT_IN[kind].items()}
+    for name, target, package in _offers(kind):
+        if name in found:
+            raise ConfigError(f"{kind}: the name {name!r} is registered by both {found[name][1]} and {package}")
+        found[name] = (target, package)
+    return found
+
+
+def _offers(kind: str) -> Iterator[tuple[str, str, str]]:
+    for point in entry_points(group=group(kind)):
+        yield point.name, point.value, point.dist.name if point.dist else "an unnamed package"
+    for name, (target, package) in _added.get(kind, {}).items():
+        yield name, target, package
+
+
+def register(kind: str, name: str, target: str, package: str) -> None:
+    """Register `module:Class` under a name for this process.
+
+    Raises:
+        ConfigError: the name is taken; both packages are named.
+    """
+    taken = names(kind)
+    if name in taken:
+        raise ConfigError(f"{kind}: the name {name!r} is registered by both {taken[name][1]} and {package}")
+    _added.setdefault(kind, {})[name] = (target, package)
+
+
+def resolve(kind: str, name: str) -> type[Any]:
+    """Import the class that a name stands for.
+
+    Raises:
+        ConfigError: the name is unknown, or its package or one of its dependencies is missing.
+    """
+    known = names(kind)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{kind}: {name!r} is not registered{hint} known: {', '.join(sorted(known))}")
+    target, package = known[name]
+    module, _, attribute = target.partition(":")
+    try:
+        found: type[Any] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{kind}: {name!r} of {package} cannot be imported: {error}") from error
+    return found

@@ -1,0 +1,1 @@
+"""The registered stages: one folder a kind, one file a stage."""

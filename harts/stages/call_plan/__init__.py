@@ -1,0 +1,1 @@
+"""A segment tree in, a round plan out."""

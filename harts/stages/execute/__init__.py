@@ -1,0 +1,1 @@
+"""A compact layout in, hidden states of the compact rows out."""

@@ -1,0 +1,1 @@
+"""Trajectories in, a compact trie out."""

@@ -1,0 +1,1 @@
+"""A round plan in, the compact layout out."""

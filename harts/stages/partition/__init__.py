@@ -1,0 +1,1 @@
+"""A compact trie in, candidate partitions into microbatches out."""

@@ -1,0 +1,1 @@
+"""Compact hidden states in, log-probs in the original order out."""

@@ -1,0 +1,1 @@
+"""Candidate partitions in, one segment tree a microbatch out."""

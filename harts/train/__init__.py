@@ -1,0 +1,1 @@
+"""Objectives, one training step over a plan, and its comparison with another plan."""
