@@ -39,7 +39,7 @@ class Need:
     """(query/key dim, value dim)."""
 
 
-class Backend(ABC):
+class Backend:
     """Base of all backends: built from its own strict `Config`, and able to say why it cannot serve."""
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -61,7 +61,7 @@ class RoundOutput(NamedTuple):
     """Requested states in float32 or wider, [P, HV, K, V]; differentiable."""
 
 
-class LinearAttention(Backend):
+class LinearAttention(Backend, ABC):
     """Packed chunkwise linear attention that returns requested states (equation 16)."""
 
     token_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "g", "beta")
@@ -97,7 +97,7 @@ class LinearAttention(Backend):
         """
 
 
-class FullAttention(Backend):
+class FullAttention(Backend, ABC):
     """Softmax attention of compact queries over each branch's ancestors and itself, bottom-right causal (22)."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class ModelOutput:
     """q_c-weighted assignments of each expert, without gradient, [MoE layers, E]."""
 
 
-class Model(Backend):
+class Model(Backend, ABC):
     """A whole model that runs on compact rows through the two attention backends."""
 
     module: torch.nn.Module

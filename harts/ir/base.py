@@ -89,7 +89,8 @@ class Value:
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {"": 0}
-        for spec in array_fields(self.__class__):
+        cls: Any = type(self)
+        for spec in array_fields(cls):
             array = getattr(self, spec.name)
             if array is None and spec.optional:
                 continue

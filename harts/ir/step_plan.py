@@ -10,7 +10,7 @@ import numpy as np
 
 from harts.ir.base import Dims, Int32, Int64, Invariant, Value
 
-Item = TypeVar("Item", bound=Value, covariant=True)
+Item_co = TypeVar("Item_co", bound=Value, covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +65,13 @@ class StepPlan(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class PerMicrobatch(Value, Generic[Item]):
+class PerMicrobatch(Value, Generic[Item_co]):
     """One value for each microbatch of a step, in the order of the plan."""
 
     kind = "per_microbatch"
 
     step: StepPlan
-    items: tuple[Item, ...]
+    items: tuple[Item_co, ...]
 
     def __len__(self) -> int:
         return len(self.items)
