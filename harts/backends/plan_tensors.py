@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harts.ir import CompactLayout
+from harts.ir.base import Int64
 from harts.ir.runs import expand_runs, offsets
 
 
@@ -63,6 +64,8 @@ class PlanTensors:
     """Own rows of each sequence, [Q + 1]."""
     context_row: Tensor
     """Rows of the conv context, -1 is zero, [Q, w - 1]."""
+    conv_row: Tensor
+    """Row under each tap of the causal conv, oldest first; C stands for a zero row, [w, C]."""
     rounds: tuple[LinearRound, ...]
     num_states: int
     views: AttentionViews
@@ -84,6 +87,7 @@ def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -
         multiplicity=put(layout.multiplicity).to(dtype),
         cu_rows=layout.cu_rows.tolist(),
         context_row=put(layout.context_row),
+        conv_row=put(_conv_rows(layout)),
         rounds=rounds,
         num_states=len(plan.state_sequence),
         views=_views(layout, put),
@@ -112,6 +116,17 @@ def _round(layout: CompactLayout, index: int, put: Any) -> LinearRound:
         state_sequence=torch.from_numpy(maker.astype(np.int64) - first),
         state_offset=torch.from_numpy(plan.state_position[states] - plan.anchor[maker]),
     )
+
+
+def _conv_rows(layout: CompactLayout) -> Int64:
+    width = layout.context_row.shape[1] + 1
+    begin = np.repeat(layout.cu_rows[:-1], np.diff(layout.cu_rows))
+    sequence = np.repeat(np.arange(len(layout.context_row)), np.diff(layout.cu_rows))
+    taps = np.arange(layout.rows) - np.arange(width)[::-1, None]
+    before = taps - begin  # negative: in the context of the row's sequence
+    tap, row = np.nonzero(before < 0)
+    taps[tap, row] = layout.context_row[sequence[row], before[tap, row] + width - 1]
+    return np.where(taps < 0, layout.rows, taps)
 
 
 def _views(layout: CompactLayout, put: Any) -> AttentionViews:

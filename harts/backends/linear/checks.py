@@ -1,0 +1,86 @@
+"""What the torch reference backends can serve, and the checks of one packed call."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from harts.backends.base import Need, Rule
+
+
+def why_not(need: Need) -> list[str]:
+    """Every reason why the reference backends cannot serve `need`; empty if they can."""
+    query_heads, value_heads = need.linear_heads
+    found = []
+    if need.rule not in get_args(Rule):
+        found.append(f"the rule {need.rule!r} is not one of {', '.join(get_args(Rule))}")
+    if not need.dtype.is_floating_point:
+        found.append(f"the dtype {need.dtype} is not a floating-point type")
+    if query_heads < 1 or value_heads < 1 or value_heads % query_heads:
+        found.append(f"{value_heads} value heads are not a multiple of {query_heads} query heads")
+    if min(need.linear_head_dims) < 1:
+        found.append(f"the head dims {need.linear_head_dims} are not positive")
+    if need.chunk_size < 1:
+        found.append(f"the chunk size {need.chunk_size} is not positive")
+    return found
+
+
+def wide_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype of some tensors, float32 at least: what states and sums are kept in."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def check_call(
+    rows: dict[str, Tensor],
+    *,
+    chunk_size: int,
+    cu_seqlens: Tensor,
+    initial_state: Tensor,
+    state_sequence: Tensor,
+    state_offset: Tensor,
+) -> None:
+    """Check one packed call against the contract of `LinearAttention.call`.
+
+    Raises:
+        ValueError: the first fault, with sequence and numbers.
+    """
+    total = _check_rows(rows)
+    bounds = cu_seqlens.tolist()
+    for index, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        if end == begin:
+            raise ValueError(f"cu_seqlens: sequence {index} has no rows ({begin}:{end})")
+        if end < begin:
+            raise ValueError(f"cu_seqlens: sequence {index} ends at {end}, before its start {begin}")
+    if bounds[0] != 0 or bounds[-1] != total:
+        raise ValueError(f"cu_seqlens: runs from {bounds[0]} to {bounds[-1]}, the rows are 0 to {total}")
+    wanted = (len(bounds) - 1, rows["v"].shape[1], rows["k"].shape[2], rows["v"].shape[2])
+    if tuple(initial_state.shape) != wanted:
+        raise ValueError(f"initial_state: has shape {tuple(initial_state.shape)}, needed is {wanted}")
+    for index, (sequence, offset) in enumerate(zip(state_sequence.tolist(), state_offset.tolist(), strict=True)):
+        if not 0 <= sequence < len(bounds) - 1:
+            raise ValueError(f"state_sequence: state {index} is of sequence {sequence}, there are {len(bounds) - 1}")
+        length = bounds[sequence + 1] - bounds[sequence]
+        if not 0 <= offset <= length or (offset % chunk_size and offset != length):
+            raise ValueError(
+                f"state_offset: state {index} is after {offset} tokens of sequence {sequence}; allowed are multiples "
+                f"of the chunk size {chunk_size} up to its length {length}, and that length"
+            )
+
+
+def _check_rows(rows: dict[str, Tensor]) -> int:
+    total, value_heads, _ = rows["v"].shape
+    _, heads, key_dim = rows["k"].shape
+    if value_heads % heads:
+        raise ValueError(f"v: has {value_heads} heads, not a multiple of the {heads} of k")
+    gates = [(total, value_heads), (total, value_heads, key_dim)]
+    allowed = {"q": [(total, heads, key_dim)], "k": [(total, heads, key_dim)], "g": gates, "beta": gates[:1]}
+    for name, shapes in allowed.items():
+        shape = tuple(rows[name].shape)
+        if shape not in shapes:
+            raise ValueError(f"{name}: has shape {shape}, needed is {' or '.join(map(str, shapes))}")
+    return total

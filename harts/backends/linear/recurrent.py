@@ -1,0 +1,74 @@
+"""The delta rule token by token, as it is defined: the independent oracle of every chunkwise backend.
+
+Shape suffixes: T packed rows, N sequences, P requested states, H query and key heads, HV value heads, K and V head dims.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harts.backends.base import LinearAttention, Need, RoundOutput
+from harts.backends.linear.checks import check_call, wide_dtype, why_not
+
+
+class Recurrent(LinearAttention):
+    """S = Diag(exp g) S; S += beta k (v - k^T S)^T; o = S^T q K^-1/2. Any floating dtype, kda and gdn, autograd."""
+
+    def why_not(self, need: Need) -> list[str]:
+        """Every reason why this backend cannot serve `need`; empty if it can."""
+        return why_not(need)
+
+    def call(
+        self,
+        rows: dict[str, Tensor],
+        *,
+        chunk_size: int,
+        cu_seqlens: Tensor,
+        initial_state: Tensor,
+        state_sequence: Tensor,
+        state_offset: Tensor,
+    ) -> RoundOutput:
+        """Run N independent sequences; see `LinearAttention.call`.
+
+        Raises:
+            ValueError: the call breaks the contract (shapes, an empty sequence, a state inside a chunk).
+        """
+        check_call(
+            rows,
+            chunk_size=chunk_size,
+            cu_seqlens=cu_seqlens,
+            initial_state=initial_state,
+            state_sequence=state_sequence,
+            state_offset=state_offset,
+        )
+        dtype = wide_dtype(initial_state, *rows.values())
+        wide = {name: tensor.to(dtype) for name, tensor in rows.items()}
+        wanted = list(zip(state_sequence.tolist(), state_offset.tolist(), strict=True))
+        outputs, taken = [], {}
+        bounds = cu_seqlens.tolist()
+        for sequence, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+            state = initial_state[sequence].to(dtype)
+            for token in range(begin, end):
+                taken[sequence, token - begin] = state
+                output, state = _step({name: tensor[token] for name, tensor in wide.items()}, state)
+                outputs.append(output)
+            taken[sequence, end - begin] = state
+        states = [taken[key] for key in wanted]
+        shape = initial_state.shape[1:]
+        return RoundOutput(
+            torch.stack(outputs).to(rows["v"].dtype),
+            torch.stack(states) if states else initial_state.new_zeros((0, *shape), dtype=dtype),
+        )
+
+
+def _step(token: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token: output [HV, V] and the state after it [HV, K, V]."""
+    value_heads, key_dim = state.shape[:2]
+    groups = value_heads // token["k"].shape[0]
+    q, k = token["q"].repeat_interleave(groups, 0), token["k"].repeat_interleave(groups, 0)
+    gate = token["g"].reshape(value_heads, -1, 1)
+    state = gate.exp() * state
+    error = token["v"] - torch.einsum("hk,hkv->hv", k, state)
+    state = state + torch.einsum("h,hk,hv->hkv", token["beta"], k, error)
+    return torch.einsum("hk,hkv->hv", q, state) * key_dim**-0.5, state
