@@ -1,0 +1,83 @@
+"""Build the model with its backends, or say everything that stands in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from harts.backends.base import Env, FullAttention, LinearAttention, Model, Need
+from harts.errors import BackendError, ConfigError
+from harts.registry import names, resolve
+from harts.stages.base import StageConfig
+
+
+def build_env(  # noqa: PLR0917
+    model: tuple[type[Any], StageConfig],
+    linear: tuple[type[LinearAttention], StageConfig],
+    full: tuple[type[FullAttention], StageConfig],
+    chunk_size: int,
+    conv_width: int,
+    device: str,
+) -> Env:
+    """Build what executes.
+
+    Args:
+        model: class of a `Model` and its config; it is built as `cls(config, linear, full, device)`.
+        linear: class of the linear-attention backend and its config.
+        full: class of the full-attention backend and its config.
+        chunk_size: tokens a chunk, of the call plan.
+        conv_width: tokens in a window of the short convolution, of the layout.
+        device: as torch names it.
+
+    Raises:
+        BackendError: a part cannot serve. The text lists every reason of every part, and the registered backends
+            that could serve instead.
+    """
+    check_device(device)
+    linear_backend, full_backend = linear[0](linear[1]), full[0](full[1])
+    built: Model = model[0](model[1], linear_backend, full_backend, device)
+    need = built.need(chunk_size)
+    reasons = [f"models: {_name(built)}: {reason}" for reason in built.why_not(need)]
+    if need.conv_width != conv_width:
+        text = f"its conv_width is {need.conv_width}, but the layout prepares windows of {conv_width}"
+        reasons.append(f"models: {_name(built)}: {text}")
+    for kind, backend in (("linear_attention", linear_backend), ("full_attention", full_backend)):
+        faults = backend.why_not(need)
+        reasons += [f"{kind}: {_name(backend)}: {fault}" for fault in faults]
+        if faults:
+            reasons.append(f"{kind}: could serve: {', '.join(able(kind, need)) or 'none of those registered'}")
+    if reasons:
+        raise BackendError("\n".join(reasons))
+    return Env(built, device, need.dtype)
+
+
+def check_device(device: str) -> None:
+    """Ask torch for a device.
+
+    Raises:
+        BackendError: torch does not know the device, or this machine does not have it.
+    """
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BackendError(f"device: {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def able(kind: str, need: Need) -> list[str]:
+    """Names of the registered backends of a kind that serve `need` with their default config, sorted."""
+    return [name for name in sorted(names(kind)) if _serves(kind, name, need)]
+
+
+def _serves(kind: str, name: str, need: Need) -> bool:
+    try:
+        cls = resolve(kind, name)
+        backend = cls(cls.Config())
+    except (ConfigError, ValidationError):  # not installed here, or it has no default config
+        return False
+    return not backend.why_not(need)
+
+
+def _name(backend: Any) -> str:
+    return type(backend).__name__

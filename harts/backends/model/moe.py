@@ -1,0 +1,108 @@
+"""Mixture of experts whose statistics are those of the semantic positions (SPEC section 6, equation 20).
+
+Shape suffixes: R compact rows, E experts, k chosen experts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harts.backends.model.config import MoeConfig, ReferenceConfig
+from harts.backends.model.mlp import Experts, Mlp
+from harts.backends.model.norm import widen
+from harts.backends.model.parameters import Projection
+
+
+class RouterStatistics(NamedTuple):
+    """What one MoE layer contributes; returned, never accumulated, so that recomputation does not count twice."""
+
+    z: Tensor
+    """Sum over rows of q_c * logsumexp(logits)^2, scalar."""
+    balance: Tensor
+    """E * sum_e f_e * P_e, scalar."""
+    load: Tensor
+    """q_c-weighted assignments, without gradient, [E]."""
+
+
+class Routing(NamedTuple):
+    """Where each row goes."""
+
+    chosen: Tensor
+    """Expert ids, best first, [R, k]."""
+    weight: Tensor
+    """Combination weights, 0 where not chosen, [R, E]."""
+    probability: Tensor
+    """Scores normalised over all experts, [R, E]."""
+
+
+def route(logits: Tensor, bias: Tensor, config: MoeConfig) -> Routing:
+    """Choose the top k of score + bias; equal ones by lower expert id.
+
+    The bias only selects: combination weights are the scores, normalised over the chosen experts.
+
+    Args:
+        logits: float32 or wider, [R, E].
+        bias: [E].
+        config: scoring and top_k.
+    """
+    scores = logits.softmax(-1) if config.scoring == "softmax" else logits.sigmoid()
+    order = (scores.detach() + bias).sort(dim=-1, descending=True, stable=True).indices
+    chosen = order[:, : config.top_k]
+    weight = torch.zeros_like(scores).scatter(1, chosen, _normalised(scores.gather(1, chosen)))
+    return Routing(chosen, weight, _normalised(scores))
+
+
+def _normalised(scores: Tensor) -> Tensor:
+    return scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+
+
+def statistics(logits: Tensor, routing: Routing, multiplicity: Tensor) -> RouterStatistics:
+    """Statistics of the semantic positions from the compact rows: row c stands for q_c of them (20).
+
+    Args:
+        logits: float32 or wider, [R, E].
+        routing: of the same rows.
+        multiplicity: q_c, 0 on padding, [R].
+    """
+    q, experts = multiplicity.to(logits.dtype), logits.shape[1]
+    hits = torch.zeros_like(logits).scatter(1, routing.chosen, 1.0)
+    load = q @ hits
+    fraction = load / (routing.chosen.shape[1] * q.sum())
+    mass = q @ routing.probability / q.sum()
+    z = (q * logits.logsumexp(-1).square()).sum()
+    return RouterStatistics(z, experts * (fraction * mass).sum(), load)
+
+
+class MoeLayer(nn.Module):
+    """Router, routed experts and the shared expert. No token is dropped."""
+
+    expert_bias: Tensor
+    """Added to scores for selection alone, float32 or wider, [E]."""
+
+    def __init__(self, config: ReferenceConfig, moe: MoeConfig) -> None:
+        super().__init__()
+        hidden, dtype = config.hidden_size, config.torch_dtype
+        self.config = moe
+        self.router = Projection(hidden, moe.experts, dtype)
+        self.register_buffer("expert_bias", torch.zeros(moe.experts, dtype=config.wide_dtype))
+        self.experts = Experts(hidden, moe.intermediate_size, moe.experts, dtype)
+        size = moe.shared_intermediate_size
+        self.shared = Mlp(hidden, size, dtype) if size else None
+
+    def forward(self, x: Tensor, multiplicity: Tensor) -> tuple[Tensor, RouterStatistics]:
+        """x [R, hidden], q_c [R] to [R, hidden] and this layer's statistics."""
+        logits = functional.linear(widen(x), widen(self.router.weight))
+        routing = route(logits, self.expert_bias, self.config)
+        out = self.experts(x, routing.weight)
+        if self.shared is not None:
+            out = out + self.shared(x)
+        return out, statistics(logits, routing, multiplicity)
+
+    def move_bias(self, load: Tensor) -> None:
+        """Bias += rate * sign(mean load - load), load of the whole step, [E]."""
+        with torch.no_grad():
+            self.expert_bias += self.config.expert_bias_rate * torch.sign(load.mean() - load)
