@@ -1,0 +1,54 @@
+"""The restore stage `mapped`: from compact hidden states to log-probs in the original trajectories (SPEC section 6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from harts.ir import CompactOutputs, SemanticOutputs
+from harts.ir.base import TensorLike
+from harts.stages.base import Stage, StageConfig
+from harts.stages.restore.cells import group_predictions
+from harts.stages.restore.labels import predictions
+from harts.stages.restore.mapped_logprobs import mapped_logprobs
+
+
+class Mapped(Stage[CompactOutputs, SemanticOutputs]):
+    """Read every trajectory's log-probs from the compact rows: logits once a row, one value a semantic position.
+
+    Logits are divided by the temperature that each token was sampled with. Renormalisation by top-k or top-p
+    sampling is not undone.
+    """
+
+    class Config(StageConfig):
+        """How much exists at a time, and what else to restore."""
+
+        rows_per_block: PositiveInt = 1024
+        """Compact rows whose logits exist at the same time."""
+        entropy: bool = False
+        """Also restore the entropy of each next-token distribution, in nats."""
+
+    needs_env = True
+
+    def run(self, outputs: CompactOutputs, /) -> SemanticOutputs:
+        """Restore one microbatch.
+
+        Raises:
+            BackendError: a target is outside the vocabulary.
+            InputError: a temperature is not positive and finite.
+        """
+        weight = self.env.model.head_weight()
+        hidden = _tensor(outputs.hidden, weight.device)
+        wanted = predictions(outputs.layout, weight.shape[0])
+        cells = group_predictions(wanted, self.config.rows_per_block, weight.device)
+        logprobs, entropy = mapped_logprobs(hidden, weight, cells, self.config.entropy)
+        return SemanticOutputs(outputs, logprobs, entropy)
+
+
+def _tensor(hidden: TensorLike, device: torch.device) -> Tensor:
+    """Hidden states as they were executed, or as a dump of them was read."""
+    if isinstance(hidden, np.ndarray):
+        return torch.from_numpy(hidden.copy()).to(device)
+    return hidden  # type: ignore[no-any-return]
