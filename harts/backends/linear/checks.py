@@ -51,6 +51,8 @@ def check_call(
     """
     total = _check_rows(rows)
     bounds = cu_seqlens.tolist()
+    if len(bounds) < 2:
+        raise ValueError("cu_seqlens: a call needs at least one sequence")
     for index, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if end == begin:
             raise ValueError(f"cu_seqlens: sequence {index} has no rows ({begin}:{end})")

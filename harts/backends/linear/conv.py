@@ -1,0 +1,68 @@
+"""Short causal convolution over compact rows: every window sees true ancestors only.
+
+Shape suffixes: R compact rows (C tokens, then padding), D channels, W taps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, silu
+
+from harts.backends.linear.checks import wide_dtype
+from harts.backends.plan_tensors import PlanTensors
+
+
+def short_conv(x: Tensor, weight: Tensor, plan: PlanTensors) -> Tensor:
+    """Depthwise causal convolution and SiLU, once per compact row; zero before position 0.
+
+    Args:
+        x: [R, D].
+        weight: taps of each channel, oldest first, [D, W].
+        plan: the microbatch; its layout was made for this W.
+
+    Returns:
+        [R, D] in the dtype of x, computed in float32 or wider; zeros on padding rows. Gradients of what a window saw
+        flow to the ancestors' rows.
+
+    Raises:
+        ValueError: W or R is not the plan's.
+    """
+    width = len(plan.conv_row)
+    if weight.shape != (x.shape[1], width):
+        raise ValueError(f"weight: has shape {tuple(weight.shape)}, needed is ({x.shape[1]}, {width})")
+    if len(x) != len(plan.input_ids):
+        raise ValueError(f"x: has {len(x)} rows, the plan has {len(plan.input_ids)}")
+    dtype = wide_dtype(x, weight)
+    mixed: Tensor = _GatheredConv.apply(x[: plan.rows].to(dtype), weight.to(dtype), plan.conv_row)
+    return pad(silu(mixed).to(x.dtype), (0, 0, 0, len(x) - plan.rows))
+
+
+class _GatheredConv(torch.autograd.Function):
+    """y_c = sum over taps of w_tap * x[row under the tap]; backward gathers again instead of keeping W copies of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x_CD: Tensor, weight_DW: Tensor, row_WC: Tensor) -> Tensor:
+        ctx.save_for_backward(x_CD, weight_DW, row_WC)
+        padded = _with_zero_row(x_CD)
+        y_CD = torch.zeros_like(x_CD)
+        for row_C, tap_D in zip(row_WC, weight_DW.T, strict=True):
+            y_CD.addcmul_(padded.index_select(0, row_C), tap_D)
+        return y_CD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_CD, weight_DW, row_WC = ctx.saved_tensors
+        (dy_CD,) = grads
+        padded = _with_zero_row(x_CD)
+        dpadded, dweight = torch.zeros_like(padded), torch.empty_like(weight_DW)
+        for tap, row_C in enumerate(row_WC):
+            dweight[:, tap] = (padded.index_select(0, row_C) * dy_CD).sum(0)
+            dpadded.index_add_(0, row_C, dy_CD * weight_DW[:, tap])
+        return dpadded[:-1], dweight, None
+
+
+def _with_zero_row(x_CD: Tensor) -> Tensor:
+    return pad(x_CD, (0, 0, 0, 1))
