@@ -14,16 +14,13 @@ from torch.nn import functional
 from harts.backends.base import FullAttention, Need
 from harts.backends.plan_tensors import AttentionViews
 
-QUERY_BLOCK = 512
-"""Queries of one call where a mask is needed: bounds the mask to QUERY_BLOCK x n."""
-
 
 class Sdpa(FullAttention):
     """`torch.nn.functional.scaled_dot_product_attention`, branch by branch; MHA, GQA and MLA, any float dtype.
 
     Keys and values of all branches are gathered at once. Every branch ends at a leaf of its own, so these are at most
-    S rows. Scores are never held as a whole: torch's fused kernels do not keep them, and the mask of the branches
-    that have ancestors is made for QUERY_BLOCK queries at a time.
+    S rows. Neither scores nor masks are held as a whole: torch's fused kernels keep no scores, and the mask of a
+    branch that has ancestors is a view of one line.
     """
 
     def why_not(self, need: Need) -> list[str]:
@@ -70,17 +67,19 @@ def branch(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if q.shape[0] == k.shape[0]:
         out = functional.scaled_dot_product_attention(q_l, k_n, v_n, is_causal=True, scale=scale, enable_gqa=grouped)
     else:
-        out = torch.cat(_blocks(q_l, k_n, v_n, scale, grouped), dim=2)
+        mask = reversed_mask(q.shape[0], k.shape[0], q)
+        last_first = q_l.flip(2), k_n, v_n
+        out = functional.scaled_dot_product_attention(*last_first, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        out = out.flip(2)
     return out[0].transpose(0, 1)[..., : v.shape[2]]
 
 
-def _blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, grouped: bool) -> list[Tensor]:
-    """Outputs of QUERY_BLOCK queries at a time, each against the keys that its last query sees."""
-    ancestors, outputs = k.shape[2] - q.shape[2], []
-    for first in range(0, q.shape[2], QUERY_BLOCK):
-        last = min(first + QUERY_BLOCK, q.shape[2])
-        seen = torch.arange(ancestors + last, device=q.device)
-        mask = seen[None, :] <= seen[ancestors + first :, None]
-        block = q[:, :, first:last], k[:, :, : ancestors + last], v[:, :, : ancestors + last]
-        outputs.append(functional.scaled_dot_product_attention(*block, attn_mask=mask, scale=scale, enable_gqa=grouped))
-    return outputs
+def reversed_mask(queries: int, keys: int, like: Tensor) -> Tensor:
+    """Additive bottom-right causal mask for queries in reversed order, [l, n], in l + n numbers of memory.
+
+    Query l - 1 - i sees keys j <= n - 1 - i, so the mask depends on i + j alone and both strides can be 1. A mask as a
+    whole would be kept for the backward pass, in every branch of every layer.
+    """
+    line = like.new_zeros(keys + queries - 1)
+    line[keys:] = -torch.inf
+    return line.as_strided((queries, keys), (1, 1))
