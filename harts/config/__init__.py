@@ -1,0 +1,7 @@
+"""Pipeline files: read, overridden, interpolated and validated, with every fault reported at once."""
+
+from harts.config.edges import Lift, lifts
+from harts.config.observe import ObserveConfig
+from harts.config.settings import PLANNING, Component, Scope, Settings, load_settings
+
+__all__ = ["PLANNING", "Component", "Lift", "ObserveConfig", "Scope", "Settings", "lifts", "load_settings"]

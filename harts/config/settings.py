@@ -1,0 +1,114 @@
+"""A pipeline file as validated settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harts.config.faults import Faults
+from harts.config.observe import ObserveConfig
+from harts.config.overrides import apply_overrides
+from harts.config.yaml_tree import Tree, TreeReader
+from harts.errors import ConfigError
+from harts.registry import STAGE_KINDS
+from harts.stages.base import StageConfig
+
+Scope = Literal["plan", "all"]
+
+PLANNING = STAGE_KINDS[: STAGE_KINDS.index("layout") + 1]
+"""Kinds of the stages that run once a step and never import torch."""
+
+BACKEND_SECTIONS = {"model": "models", "linear_attention": "linear_attention", "full_attention": "full_attention"}
+"""Section -> kind in the registry."""
+
+TOP_LEVEL = ("pipeline", *STAGE_KINDS, *BACKEND_SECTIONS, "device", "train", "observe")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A registered class that a section names, with its config."""
+
+    section: str
+    kind: str
+    name: str
+    cls: type[Any]
+    config: StageConfig
+
+    def shown(self) -> dict[str, Any]:
+        """The section with its defaults."""
+        return {"type": self.name, **self.config.model_dump(mode="json")}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a file, with its overrides, says."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    scope: Scope
+    order: tuple[str, ...]
+    """Stage kinds that run, in order; in scope `plan` only the planning ones."""
+    components: dict[str, Component]
+    """By section; the objective is `train.objective`."""
+    observe: ObserveConfig
+    device: str
+    train: StageConfig | None
+    untouched: dict[str, Any] = field(default_factory=dict)
+    """Sections that this scope leaves alone, as they were written."""
+    listed: tuple[str, ...] = ()
+    """Stage kinds of the file's `pipeline`, whatever the scope."""
+
+    def effective(self) -> dict[str, Any]:
+        """The whole file with overrides and defaults, as plain data."""
+        found: dict[str, Any] = {"pipeline": list(self.listed)}
+        for name in TOP_LEVEL[1:]:
+            if name in self.components:
+                found[name] = self.components[name].shown()
+            elif name in self.untouched:
+                found[name] = self.untouched[name]
+        found["device"] = self.device
+        if self.train is not None:
+            objective = self.components["train.objective"].shown()
+            found["train"] = {**self.train.model_dump(mode="json"), "objective": objective}
+        found["observe"] = self.observe.model_dump(mode="json")
+        return found
+
+
+def load_settings(path: str | Path, overrides: Sequence[str] = (), scope: Scope = "all") -> Settings:
+    """Read and validate a pipeline file.
+
+    Args:
+        path: the YAML file.
+        overrides: `a.b=c`, applied in order.
+        scope: `plan` leaves everything alone that planning does not use, and imports no torch.
+
+    Raises:
+        ConfigError: with every fault of the file and the overrides.
+    """
+    from harts.config.sections import Sections  # noqa: PLC0415  (it builds Settings)
+
+    faults = Faults()
+    tree = Tree(str(path))
+    data = TreeReader(tree, faults).read(_text(Path(path)))
+    if data is None or not isinstance(data, dict):
+        if not faults.found:
+            got = "is empty" if data is None else f"is a {type(data).__name__}"
+            faults.add(tree.whole, "", f"{got}; wanted is a mapping with the keys {', '.join(TOP_LEVEL)}")
+        faults.raise_any()
+    tree.data = data
+    apply_overrides(tree, overrides, faults)
+    settings = Sections(tree, faults, scope).settings(Path(path), tuple(overrides))
+    faults.raise_any()
+    assert settings is not None
+    return settings
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
