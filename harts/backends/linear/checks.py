@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import get_args
 
 import torch
@@ -53,7 +54,7 @@ def check_call(
     bounds = cu_seqlens.tolist()
     if len(bounds) < 2:
         raise ValueError("cu_seqlens: a call needs at least one sequence")
-    for index, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for index, (begin, end) in enumerate(pairwise(bounds)):
         if end == begin:
             raise ValueError(f"cu_seqlens: sequence {index} has no rows ({begin}:{end})")
         if end < begin:
@@ -79,8 +80,13 @@ def _check_rows(rows: dict[str, Tensor]) -> int:
     _, heads, key_dim = rows["k"].shape
     if value_heads % heads:
         raise ValueError(f"v: has {value_heads} heads, not a multiple of the {heads} of k")
-    gates = [(total, value_heads), (total, value_heads, key_dim)]
-    allowed = {"q": [(total, heads, key_dim)], "k": [(total, heads, key_dim)], "g": gates, "beta": gates[:1]}
+    gates: list[tuple[int, ...]] = [(total, value_heads), (total, value_heads, key_dim)]
+    allowed: dict[str, list[tuple[int, ...]]] = {
+        "q": [(total, heads, key_dim)],
+        "k": [(total, heads, key_dim)],
+        "g": gates,
+        "beta": gates[:1],
+    }
     for name, shapes in allowed.items():
         shape = tuple(rows[name].shape)
         if shape not in shapes:

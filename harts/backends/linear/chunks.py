@@ -61,13 +61,13 @@ def chunk_grid(
 
 def to_cells(x: Tensor, grid: ChunkGrid) -> Tensor:
     """Move packed rows [T, ...] into chunks [C * B, ...]; cells without a row are zero."""
-    found: Tensor = _Move.apply(x, grid.row_of_cell, grid.cell_of_row)
+    found: Tensor = _Move.apply(x, grid.row_of_cell, grid.cell_of_row)  # type: ignore[no-untyped-call]
     return found
 
 
 def to_rows(x: Tensor, grid: ChunkGrid) -> Tensor:
     """Move chunks [C * B, ...] back into packed rows [T, ...]."""
-    found: Tensor = _Move.apply(x, grid.cell_of_row, grid.row_of_cell)
+    found: Tensor = _Move.apply(x, grid.cell_of_row, grid.row_of_cell)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -81,7 +81,7 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        index, inverse = ctx.saved_tensors
+        _, inverse = ctx.saved_tensors
         return _gather(grads[0], inverse), None, None
 
 

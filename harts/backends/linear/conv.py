@@ -36,7 +36,7 @@ def short_conv(x: Tensor, weight: Tensor, plan: PlanTensors) -> Tensor:
     if len(x) != len(plan.input_ids):
         raise ValueError(f"x: has {len(x)} rows, the plan has {len(plan.input_ids)}")
     dtype = wide_dtype(x, weight)
-    mixed: Tensor = _GatheredConv.apply(x[: plan.rows].to(dtype), weight.to(dtype), plan.conv_row)
+    mixed: Tensor = _GatheredConv.apply(x[: plan.rows].to(dtype), weight.to(dtype), plan.conv_row)  # type: ignore[no-untyped-call]
     return pad(silu(mixed).to(x.dtype), (0, 0, 0, len(x) - plan.rows))
 
 

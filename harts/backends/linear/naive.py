@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
-from harts.backends.linear.checks import check_call, wide_dtype, why_not
+from harts.backends.linear.checks import check_call, why_not, wide_dtype
 from harts.backends.linear.chunks import ChunkGrid, chunk_grid, to_cells, to_rows
 from harts.backends.linear.scores import scores, sum_after, sum_up_to
 
@@ -57,9 +57,9 @@ class Naive(LinearAttention):
         start = initial_state.to(dtype).index_select(0, grid.order)
         before_MKV, errors_MBV, after = _scan(chunks, start.flatten(0, 1), [n * value_heads for n in grid.counts])
         output_MBV = torch.baddbmm(chunks.q @ before_MKV, chunks.mix, errors_MBV)
-        output = output_MBV.unflatten(0, (-1, value_heads)).transpose(1, 2).reshape(-1, value_heads, value_dim)
-        taken = torch.cat([*(x.unflatten(0, (-1, value_heads)) for x in after), start])
-        return RoundOutput(to_rows(output, grid).to(rows["v"].dtype), taken.index_select(0, grid.chunk_of_state))
+        output = output_MBV.view(-1, value_heads, grid.size, value_dim).transpose(1, 2).flatten(0, 1)
+        states = torch.cat([*after, start.flatten(0, 1)]).view(-1, *start.shape[1:])
+        return RoundOutput(to_rows(output, grid).to(rows["v"].dtype), states.index_select(0, grid.chunk_of_state))
 
 
 class _Chunks(NamedTuple):
@@ -81,7 +81,7 @@ class _Chunks(NamedTuple):
 
 def _cells(x: Tensor, grid: ChunkGrid, value_heads: int) -> Tensor:
     """Rows [T, heads, ...] as chunks of value heads [M, B, ...]; cells without a row are zero and change no state."""
-    cells = to_cells(x, grid).unflatten(0, (-1, grid.size)).transpose(1, 2)
+    cells = to_cells(x, grid).view(-1, grid.size, *x.shape[1:]).transpose(1, 2)
     return cells.repeat_interleave(value_heads // x.shape[1], dim=1).flatten(0, 1)
 
 
@@ -111,7 +111,9 @@ def _scan(chunks: _Chunks, state_NKV: Tensor, counts: list[int]) -> tuple[Tensor
         The state before each chunk [M, K, V], the errors of its tokens [M, B, V], and the states after each step.
     """
     before, errors, after = [], [], []
-    steps = zip(counts, *(x.split(counts) for x in (chunks.k, chunks.w, chunks.u, chunks.decay)), strict=True)
+    steps = zip(
+        counts, *(x.split_with_sizes(counts) for x in (chunks.k, chunks.w, chunks.u, chunks.decay)), strict=True
+    )
     for count, k_NBK, w_NBK, u_NBV, decay in steps:
         state_NKV = state_NKV[:count] if count < len(state_NKV) else state_NKV
         before.append(state_NKV)

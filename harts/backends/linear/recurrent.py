@@ -1,15 +1,17 @@
 """The delta rule token by token, as it is defined: the independent oracle of every chunkwise backend.
 
-Shape suffixes: T packed rows, N sequences, P requested states, H query and key heads, HV value heads, K and V head dims.
+Shapes: T packed rows, N sequences, P requested states, H query and key heads, HV value heads, K and V head dims.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
-from harts.backends.linear.checks import check_call, wide_dtype, why_not
+from harts.backends.linear.checks import check_call, why_not, wide_dtype
 
 
 class Recurrent(LinearAttention):
@@ -47,7 +49,7 @@ class Recurrent(LinearAttention):
         wanted = list(zip(state_sequence.tolist(), state_offset.tolist(), strict=True))
         outputs, taken = [], {}
         bounds = cu_seqlens.tolist()
-        for sequence, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for sequence, (begin, end) in enumerate(pairwise(bounds)):
             state = initial_state[sequence].to(dtype)
             for token in range(begin, end):
                 taken[sequence, token - begin] = state

@@ -34,7 +34,7 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     key_dim, (value_heads, value_dim) = inputs["k"].shape[-1], inputs["v"].shape[1:]
     sizes = [len(each.gather) for each in plan.rounds]
     gather = torch.cat([each.gather for each in plan.rounds])
-    packed = {name: x.index_select(0, gather).split(sizes) for name, x in inputs.items()}
+    packed = {name: x.index_select(0, gather).split_with_sizes(sizes) for name, x in inputs.items()}
     zero = inputs["v"].new_zeros(value_heads, key_dim, value_dim, dtype=wide_dtype(*inputs.values()))
     bank: dict[int, Tensor] = {-1: zero}
     outputs = []

@@ -23,8 +23,8 @@ def scores(q_MBK: Tensor, k_MBK: Tensor, gate_MBL: Tensor) -> tuple[Tensor, Tens
     Returns:
         Scores of q and of k, [M, B, B] each.
     """
-    found: tuple[Tensor, Tensor] = _DecayedScores.apply(q_MBK, k_MBK, gate_MBL)
-    return found
+    of_q, of_k = _DecayedScores.apply(q_MBK, k_MBK, gate_MBL)  # type: ignore[no-untyped-call]
+    return of_q, of_k
 
 
 def sum_up_to(gate: Tensor) -> Tensor:
@@ -91,11 +91,12 @@ def _levels(gate_MBL: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 def _halves(x_MBK: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Views of the early and the late half of each block, [M, blocks, half, K]."""
-    blocks = x_MBK.unflatten(1, (-1, 2, half))
+    blocks = x_MBK.view(len(x_MBK), -1, 2, half, x_MBK.shape[-1])
     return blocks[:, :, 0], blocks[:, :, 1]
 
 
 def _square(x_MBB: Tensor, half: int) -> Tensor:
     """View of the scores of each block's late half against its early half, [M, blocks, half, half]."""
-    blocks = x_MBB.unflatten(2, (-1, 2, half)).unflatten(1, (-1, 2, half))
+    count = x_MBB.shape[-1] // (2 * half)
+    blocks = x_MBB.view(len(x_MBB), count, 2, half, count, 2, half)
     return blocks[:, :, 1, :, :, 0].diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
