@@ -62,7 +62,7 @@ class _DecayedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_MBK, k_MBK, gate_MBL = ctx.saved_tensors
-        dq_MBK, dk_MBK, dgate_MBL = (torch.zeros_like(x) for x in ctx.saved_tensors)
+        dq_MBK, dk_MBK, dgate_MBL = (torch.zeros_like(x) for x in (q_MBK, k_MBK, gate_MBL))
         for half, late, early in _levels(gate_MBL):
             (_, q), (k_early, k_late) = _halves(q_MBK, half), _halves(k_MBK, half)
             dof_q, dof_k = (_square(x, half).contiguous() for x in grads)
