@@ -57,7 +57,7 @@ class LinearLayer(Seeded):
     def forward(self, x: Tensor, plan: PlanTensors) -> Tensor:
         """[R, hidden] to [R, hidden]."""
         rows = x.shape[0]
-        q, k, v = short_conv(self.qkv(x), self.conv, plan).split(self.sizes, dim=1)
+        q, k, v = torch.split(short_conv(self.qkv(x), self.conv, plan), self.sizes, dim=1)
         inputs = {
             "q": l2norm(q.reshape(rows, self.heads, self.key_dim)),
             "k": l2norm(k.reshape(rows, self.heads, self.key_dim)),
