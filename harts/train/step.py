@@ -106,10 +106,11 @@ class _Totals:
         columns = outputs.layout.plan.tree.columns
         policy = self.objective.loss(LossTerms(restored.logprobs, restored.entropy, columns, self.step))
         loss = policy + self._router(outputs, int(columns.offset[-1]) / self.step.semantic_tokens)
-        if not math.isfinite(float(loss)):
-            raise HartsError(f"microbatch {index}: the loss is {float(loss)}, of it the objective {float(policy)}")
+        value, share = float(loss.detach()), float(policy.detach())
+        if not math.isfinite(value):
+            raise HartsError(f"microbatch {index}: the loss is {value}, of it the objective {share}")
         torch.autograd.backward(loss)
-        self.policy += float(policy)
+        self.policy += share
         if outputs.expert_load is not None:
             load = outputs.expert_load.double()
             self.expert_load = load if self.expert_load is None else self.expert_load + load
@@ -122,11 +123,11 @@ class _Totals:
         loss: Tensor | float = 0.0
         if outputs.router_z is not None:
             share = outputs.router_z / self.step.semantic_tokens
-            self.router_z = (self.router_z or 0.0) + float(share)
+            self.router_z = (self.router_z or 0.0) + float(share.detach())
             loss = loss + self.config.router_z_coefficient * share
         if outputs.router_balance is not None:
             share = outputs.router_balance * part
-            self.router_balance = (self.router_balance or 0.0) + float(share)
+            self.router_balance = (self.router_balance or 0.0) + float(share.detach())
             loss = loss + self.config.router_balance_coefficient * share
         return loss
 
