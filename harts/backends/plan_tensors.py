@@ -59,7 +59,7 @@ class PlanTensors:
     position_ids: Tensor
     """int64, [R]."""
     multiplicity: Tensor
-    """q_c in the model's dtype, 0 on padding, [R]."""
+    """q_c in float32 or wider (bfloat16 would round counts), 0 on padding, [R]."""
     cu_rows: list[int]
     """Own rows of each sequence, [Q + 1]."""
     context_row: Tensor

@@ -49,7 +49,7 @@ class LinearLayer(Seeded):
     def reset(self, draw: Draw) -> None:
         """Decay rates from 1 to 16, steps from 0.001 to 0.1, convolution weights as torch draws them."""
         self.a_log.copy_(draw.uniform(self.a_log, 1.0, 16.0).log())
-        step = (draw.uniform(self.dt_bias, -3.0, -1.0) * torch.log(torch.tensor(10.0, dtype=torch.float64))).exp()
+        step = torch.pow(10.0, draw.uniform(self.dt_bias, -3.0, -1.0))
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
         bound = self.conv.shape[1] ** -0.5
         self.conv.copy_(draw.uniform(self.conv, -bound, bound))

@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+import torch
+
+from harts.backends.base import Need
+from harts.backends.build import able, build_env
+from harts.backends.full.sdpa import Sdpa
+from harts.backends.linear.naive import Naive
+from harts.backends.model.reference import Reference
+from harts.errors import BackendError
+from harts.registry import register
+from tests.backends.model.cases import CHUNK, CONV_WIDTH, config
+
+
+class Lazy(Sdpa):
+    def why_not(self, need: Need) -> list[str]:
+        return ["it is too hot", f"chunks of {need.chunk_size} are too long"]
+
+
+def build(full: type[Any] = Sdpa, conv_width: int = CONV_WIDTH, device: str = "cpu") -> Any:
+    model = (Reference, config())
+    return build_env(model, (Naive, Naive.Config()), (full, full.Config()), CHUNK, conv_width, device)
+
+
+def test_env_holds_the_model_with_its_backends() -> None:
+    env = build()
+    assert (type(env.model), env.device, env.dtype) == (Reference, "cpu", torch.float64)
+    mixers = [block.mixer for block in env.model.module.blocks]
+    assert [type(mixer.backend) for mixer in mixers] == [Naive, Sdpa, Naive]
+
+
+def test_all_reasons_of_all_parts_come_at_once_with_who_could_serve() -> None:
+    with pytest.raises(BackendError) as caught:
+        build(full=Lazy, conv_width=9)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "models: Reference: its conv_width is 3, but the layout prepares windows of 9"
+    assert lines[1:3] == [
+        "full_attention: Lazy: it is too hot",
+        f"full_attention: Lazy: chunks of {CHUNK} are too long",
+    ]
+    assert lines[3].startswith("full_attention: could serve: ")
+    assert "sdpa" in lines[3]
+
+
+def test_backends_that_cannot_be_imported_or_configured_are_not_offered() -> None:
+    register("full_attention", "test_absent", "no_such_package:Class", "tests")
+    register("full_attention", "test_lazy", f"{__name__}:Lazy", "tests")
+    names = able("full_attention", build().model.need(CHUNK))
+    assert "sdpa" in names
+    assert not {"test_absent", "test_lazy"} & set(names)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_unusable_device_is_refused_by_name(device: str) -> None:
+    with pytest.raises(BackendError, match=f"device: '{device}' cannot be used"):
+        build(device=device)
