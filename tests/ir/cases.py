@@ -116,7 +116,7 @@ def per_microbatch() -> PerMicrobatch[Value]:
 def outputs() -> CompactOutputs:
     hidden = np.linspace(-2.0, 2.0, 96 * 4, dtype=np.float32).reshape(96, 4)
     load = np.array([[200.0, 246.0]], dtype=np.float32)
-    return CompactOutputs(layout(), hidden, router_z=np.float32(0.5).reshape(()), expert_load=load)
+    return CompactOutputs(layout(), hidden, router_z=np.array(0.5, dtype=np.float32), expert_load=load)
 
 
 def semantic_outputs() -> SemanticOutputs:

@@ -65,8 +65,8 @@ def statistics(array: NDArray[Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """An integer in full, a float with six digits."""
-    return str(int(value)) if isinstance(value, int | np.integer) else f"{float(value):.6g}"
+    """An integer in full, a float with six digits and no negative zero."""
+    return str(int(value)) if isinstance(value, int | np.integer) else f"{float(value) + 0.0:.6g}"
 
 
 def table(indent: int, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
