@@ -99,7 +99,7 @@ def layouts_of(trie: CompactTrie, split: Sequence[Sequence[int]], replicas: int 
 
 
 def restore_of(execute: FakeExecute, **config: Any) -> Mapped:
-    return Mapped(Mapped.Config(**{"rows_per_block": 7} | config), execute.env)
+    return Mapped(Mapped.Config(**{"rows_per_block": 100} | config), execute.env)
 
 
 CONFIG = TrainConfig(learning_rate=0.1, optimizer="sgd")

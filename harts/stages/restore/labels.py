@@ -21,6 +21,11 @@ class Predictions(NamedTuple):
     inverse_temperature: Float64 | None
     """Factor on the logits, [M]; None is 1 everywhere."""
 
+    def take(self, members: Int64) -> Predictions:
+        """Some of the predictions, in the order given."""
+        scale = self.inverse_temperature
+        return Predictions(self.row[members], self.target[members], None if scale is None else scale[members])
+
 
 def predicted_tokens(columns: Columns) -> Int64:
     """Index of every predicted token in the flat token-aligned columns: all but the trajectories' first, [S - N]."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from harts.ir import CompactOutputs, SemanticOutputs
 from harts.ir.base import TensorLike
 from harts.stages.base import Stage, StageConfig
-from harts.stages.restore.cells import group_predictions
 from harts.stages.restore.labels import predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
 
@@ -42,9 +41,9 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         weight = self.env.model.head_weight()
         hidden = _tensor(outputs.hidden, weight.device)
         wanted = predictions(outputs.layout, weight.shape[0])
-        cells = group_predictions(wanted, self.config.rows_per_block, weight.device)
-        logprobs, entropy = mapped_logprobs(hidden, weight, cells, self.config.entropy)
-        return SemanticOutputs(outputs, logprobs, entropy)
+        rows_per_block, entropy = self.config.rows_per_block, self.config.entropy
+        logprobs, entropies = mapped_logprobs(hidden, weight, wanted, rows_per_block=rows_per_block, entropy=entropy)
+        return SemanticOutputs(outputs, logprobs, entropies)
 
 
 def _tensor(hidden: TensorLike, device: torch.device) -> Tensor:

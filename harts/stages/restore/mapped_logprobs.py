@@ -1,6 +1,7 @@
 """Log-probs of all semantic positions from the compact rows, with a hand-written backward (equations 17 and 19).
 
 Logits exist for one block of rows at a time, in forward and again in backward; nothing of their size is kept.
+Backward only computes logits of rows whose positions have a gradient: in rollouts most tokens are not trained.
 Shape suffixes: b rows of a block, g distributions of a group, V vocabulary, M positions.
 """
 
@@ -12,33 +13,38 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harts.stages.restore.cells import Cells, Group
+from harts.ir.base import Int64
+from harts.stages.restore.cells import Group, group_predictions
+from harts.stages.restore.labels import Predictions
 
 
 def mapped_logprobs(
-    hidden: Tensor, weight: Tensor, cells: Cells, entropy: bool = False
+    hidden: Tensor, weight: Tensor, wanted: Predictions, *, rows_per_block: int, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Read one log-prob a semantic position out of the logits `hidden @ weight.T`.
 
     Args:
         hidden: [R, h].
         weight: LM head, [V, h].
-        cells: which row predicts what (`group_predictions`), M positions.
+        wanted: which row predicts what, M positions.
+        rows_per_block: rows whose logits exist at the same time.
         entropy: also give the entropy of the distribution each position was drawn from.
 
     Returns:
         Log-probs [M] and entropies [M] or None, in nats, in float32 or wider. Memory is O(block * V + M).
     """
-    logprobs, entropies = _Mapped.apply(hidden, weight, cells, entropy)  # type: ignore[no-untyped-call]
+    logprobs, entropies = _Mapped.apply(hidden, weight, wanted, rows_per_block, entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 class _Mapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, cells: Cells, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(  # noqa: PLR0917
+        ctx: Any, hidden: Tensor, weight: Tensor, wanted: Predictions, rows_per_block: int, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(hidden, weight)
-        ctx.cells = cells
-        ctx.set_materialize_grads(False)
+        ctx.wanted, ctx.rows_per_block = wanted, rows_per_block
+        cells = group_predictions(wanted, rows_per_block, hidden.device)
         dtype = accumulate_dtype(hidden, weight)
         head = weight.to(dtype)
         by_cell = hidden.new_empty(len(cells.cell_length), dtype=dtype)
@@ -55,16 +61,15 @@ class _Mapped(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_logprobs: Tensor, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        cells: Cells = ctx.cells
-        dtype = accumulate_dtype(hidden, weight)
-        head = weight.to(dtype)
-        if d_logprobs is None:
-            d_logprobs = hidden.new_zeros(len(cells.order), dtype=dtype)
+        live, d_logprobs, d_entropy = _live(d_logprobs, d_entropy)
+        cells = group_predictions(ctx.wanted.take(live), ctx.rows_per_block, hidden.device)
         by_cell = cells.collect(d_logprobs, cells.cell_length)
         total = cells.collect(d_logprobs, cells.distribution_length)
         spread = None if d_entropy is None else cells.collect(d_entropy, cells.distribution_length)
+        dtype = accumulate_dtype(hidden, weight)
+        head = weight.to(dtype)
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         d_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for block in cells.blocks:
@@ -81,7 +86,18 @@ class _Mapped(torch.autograd.Function):
                 d_hidden[block.rows] = (d_logits_bV @ head).to(hidden.dtype)
             if d_head is not None:
                 d_head.addmm_(d_logits_bV.T, rows_bh)
-        return d_hidden, None if d_head is None else d_head.to(weight.dtype), None, None
+        return d_hidden, None if d_head is None else d_head.to(weight.dtype), None, None, None
+
+
+def _live(d_logprobs: Tensor, d_entropy: Tensor | None) -> tuple[Int64, Tensor, Tensor | None]:
+    """Positions that have a gradient, and their gradients; None if no entropy has one."""
+    nonzero = d_logprobs != 0
+    if d_entropy is not None:
+        spread = d_entropy != 0
+        nonzero = nonzero | spread
+        d_entropy = d_entropy if bool(spread.any()) else None
+    live = nonzero.nonzero()[:, 0]
+    return live.cpu().numpy(), d_logprobs[live], None if d_entropy is None else d_entropy[live]
 
 
 def accumulate_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:

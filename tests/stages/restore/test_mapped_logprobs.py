@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harts.stages.restore.cells import group_predictions
 from harts.stages.restore.labels import Predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
 
@@ -47,7 +46,7 @@ def test_values_and_gradients_are_those_of_log_softmax(rows_per_block: int, temp
     hidden, weight = inputs()
     positions = wanted(temperatures)
     factors = torch.randn(2, len(positions.row), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    got = mapped_logprobs(hidden, weight, group_predictions(positions, rows_per_block, "cpu"), entropy=True)
+    got = mapped_logprobs(hidden, weight, positions, rows_per_block=rows_per_block, entropy=True)
     want = plain(hidden, weight, positions)
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-13)
@@ -61,10 +60,10 @@ def test_values_and_gradients_are_those_of_log_softmax(rows_per_block: int, temp
 @pytest.mark.parametrize("which", [0, 1])
 def test_each_output_alone_has_the_right_gradient(which: int) -> None:
     hidden, weight = inputs()
-    cells = group_predictions(wanted("many", 12), 2, "cpu")
+    positions = wanted("many", 12)
 
     def one(hidden: Tensor, weight: Tensor) -> Tensor:
-        out = mapped_logprobs(hidden, weight, cells, entropy=True)[which]
+        out = mapped_logprobs(hidden, weight, positions, rows_per_block=2, entropy=True)[which]
         assert out is not None
         return out
 
@@ -74,7 +73,7 @@ def test_each_output_alone_has_the_right_gradient(which: int) -> None:
 def test_two_temperatures_on_one_row_are_both_right() -> None:
     hidden, weight = inputs()
     positions = Predictions(np.array([4, 4, 4]), np.array([7, 7, 2]), np.array([1.0, 2.0, 2.0]))
-    got, _ = mapped_logprobs(hidden, weight, group_predictions(positions, 1, "cpu"))
+    got, _ = mapped_logprobs(hidden, weight, positions, rows_per_block=1)
     logits = hidden[4] @ weight.T
     want = torch.stack([logits.log_softmax(0)[7], (logits * 2).log_softmax(0)[7], (logits * 2).log_softmax(0)[2]])
     torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
@@ -84,7 +83,7 @@ def test_hidden_states_that_predict_nothing_may_hold_anything() -> None:
     hidden, weight = inputs()
     with torch.no_grad():
         hidden[3], hidden[10] = float("nan"), float("inf")
-    got, _ = mapped_logprobs(hidden, weight, group_predictions(wanted("none"), 4, "cpu"))
+    got, _ = mapped_logprobs(hidden, weight, wanted("none"), rows_per_block=4)
     grads = torch.autograd.grad(got.sum(), (hidden, weight))
     assert all(torch.isfinite(each).all() for each in (got, *grads))
 
@@ -92,7 +91,7 @@ def test_hidden_states_that_predict_nothing_may_hold_anything() -> None:
 def test_no_prediction_at_all_gives_zero_gradients() -> None:
     hidden, weight = inputs()
     none = Predictions(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None)
-    got, entropy = mapped_logprobs(hidden, weight, group_predictions(none, 4, "cpu"), entropy=True)
+    got, entropy = mapped_logprobs(hidden, weight, none, rows_per_block=4, entropy=True)
     assert entropy is not None and got.shape == entropy.shape == (0,)
     (got.sum() + entropy.sum()).backward()
     assert hidden.grad is not None and weight.grad is not None
@@ -101,7 +100,7 @@ def test_no_prediction_at_all_gives_zero_gradients() -> None:
 
 def test_bfloat16_is_accumulated_in_float32() -> None:
     hidden, weight = inputs(torch.bfloat16)
-    got, _ = mapped_logprobs(hidden, weight, group_predictions(wanted("none"), 4, "cpu"))
+    got, _ = mapped_logprobs(hidden, weight, wanted("none"), rows_per_block=4)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, plain(hidden.float(), weight.float(), wanted("none"))[0], rtol=1e-6, atol=1e-6)
     got.sum().backward()
@@ -131,7 +130,6 @@ def test_memory_is_a_block_of_logits_in_both_directions() -> None:
     )
     hidden = torch.randn(rows, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
-    cells = group_predictions(positions, block, "cpu")
     saved: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -139,7 +137,7 @@ def test_memory_is_a_block_of_logits_in_both_directions() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), Largest() as seen:
-        logprobs, entropy = mapped_logprobs(hidden, weight, cells, entropy=True)
+        logprobs, entropy = mapped_logprobs(hidden, weight, positions, rows_per_block=block, entropy=True)
         assert entropy is not None
         (logprobs.sum() + entropy.sum()).backward()
     assert saved and max(saved) <= max(rows, vocabulary) * width
@@ -156,8 +154,12 @@ def test_rows_are_multiplied_once_however_often_they_are_read(monkeypatch: pytes
 
     monkeypatch.setattr(Tensor, "__matmul__", counted)
     hidden, weight = inputs()
-    mapped_logprobs(hidden, weight, group_predictions(wanted("many"), 4, "cpu"), entropy=True)
+    positions = wanted("many")
+    logprobs, _ = mapped_logprobs(hidden, weight, positions, rows_per_block=4, entropy=True)
     assert multiplied == [4, 4, 1]
+    multiplied.clear()
+    logprobs[torch.from_numpy(np.isin(positions.row, (0, 6)))].sum().backward()
+    assert multiplied == [2, 2], "logits, and gradient of hidden, of the two rows that have a gradient"
 
 
 def test_results_do_not_depend_on_the_order_of_positions_bit_for_bit() -> None:
@@ -165,7 +167,7 @@ def test_results_do_not_depend_on_the_order_of_positions_bit_for_bit() -> None:
     row, target, scale = wanted("many")
     assert scale is not None
     mixed = np.random.default_rng(5).permutation(len(row))
-    a, _ = mapped_logprobs(hidden, weight, group_predictions(Predictions(row, target, scale), 4, "cpu"))
+    a, _ = mapped_logprobs(hidden, weight, Predictions(row, target, scale), rows_per_block=4)
     other = Predictions(row[mixed], target[mixed], scale[mixed])
-    b, _ = mapped_logprobs(hidden, weight, group_predictions(other, 4, "cpu"))
+    b, _ = mapped_logprobs(hidden, weight, other, rows_per_block=4)
     assert torch.equal(a[torch.from_numpy(mixed)], b)
