@@ -2,6 +2,16 @@
 
 from harts.config.edges import Lift, lifts
 from harts.config.observe import ObserveConfig
-from harts.config.settings import PLANNING, Component, Scope, Settings, load_settings
+from harts.config.settings import BACKEND_SECTIONS, PLANNING, Component, Scope, Settings, load_settings
 
-__all__ = ["PLANNING", "Component", "Lift", "ObserveConfig", "Scope", "Settings", "lifts", "load_settings"]
+__all__ = [
+    "BACKEND_SECTIONS",
+    "PLANNING",
+    "Component",
+    "Lift",
+    "ObserveConfig",
+    "Scope",
+    "Settings",
+    "lifts",
+    "load_settings",
+]

@@ -1,0 +1,36 @@
+"""The command line: `harts check | explain | plan | run | inspect | diff | backends`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from harts.cli.output import failure
+from harts.cli.parser import build_parser
+from harts.errors import HartsError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: without the program's name; None is the process's own.
+
+    Returns:
+        The exit code: 0 ok, 1 the run or comparison failed, 2 bad config or usage.
+    """
+    given = build_parser().parse_args(arguments)
+    try:
+        code: int = given.command(given)
+        sys.stdout.flush()
+    except HartsError as error:
+        failure(error, given.json)
+        return error.exit_code
+    except BrokenPipeError:  # the reader went away, as `| head` does; Python would complain once more on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code

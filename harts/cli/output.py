@@ -1,0 +1,35 @@
+"""Results go to stdout, as text or as one JSON object; messages go to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from harts.errors import HartsError
+
+
+def result(report: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print a command's result."""
+    print(json.dumps(_finite(report), indent=2, allow_nan=False) if as_json else text)
+
+
+def failure(error: HartsError, as_json: bool) -> None:
+    """Print an expected error: its text and its notes, no trace."""
+    notes = getattr(error, "__notes__", [])
+    print("\n".join([str(error), *notes]), file=sys.stderr)
+    if as_json:
+        lines = str(error).splitlines()
+        print(json.dumps({"error": type(error).__name__, "messages": lines, "notes": notes}, indent=2))
+
+
+def _finite(item: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text."""
+    if isinstance(item, dict):
+        return {str(key): _finite(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_finite(value) for value in item]
+    if isinstance(item, float) and not math.isfinite(item):
+        return str(item)
+    return item

@@ -1,0 +1,81 @@
+"""Commands and options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from harts.cli import files, pipelines
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; the chosen command is its result's `command`."""
+    parser = argparse.ArgumentParser(
+        prog="harts",
+        description="Prefix-sharing RL training: plan and train rollout trees, each unique token once.",
+        epilog="exit code: 0 ok, 1 the run or comparison failed, 2 bad config or usage",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"harts {_version()}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, about: str, command: Command) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+        added.set_defaults(command=command)
+        return added
+
+    check = add("check", "Validate a pipeline file and say every fault of it.", pipelines.check)
+    _pipeline(check, planning=True)
+    explain = add("explain", "Show stages, edges, configs and which backends serve; run nothing.", pipelines.explain)
+    _pipeline(explain, planning=True)
+    plan = add("plan", "Run the planning stages; needs no torch.", pipelines.plan)
+    _pipeline(plan)
+    _running(plan)
+    run = add("run", "Plan, then train as the `train` section says, or compute log-probs.", pipelines.run)
+    _pipeline(run)
+    _running(run)
+    _files(add)
+    return parser
+
+
+def _pipeline(parser: argparse.ArgumentParser, planning: bool = False) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="pipeline file (YAML)")
+    parser.add_argument(
+        "--set", metavar="A.B=C", dest="overrides", action="append", default=[],
+        help="replace a value of the file; C is YAML; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--print-config", action="store_true", help="print the effective values as YAML, and stop")
+    if planning:
+        parser.add_argument("--plan", action="store_true", help="look at the planning sections only")
+
+
+def _running(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", metavar="DUMP", dest="start", type=Path, help="resume from a dumped value")
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="write the value of every edge to DIR/NN_stage.harts")
+    parser.add_argument("--verify", choices=("off", "on", "roundtrip"), help="check every value between two stages")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no printed values on stderr")
+
+
+def _files(add: Callable[[str, str, Command], argparse.ArgumentParser]) -> None:
+    inspect = add("inspect", "Print a dumped value.", files.inspect)
+    inspect.add_argument("dump", metavar="DUMP", type=Path)
+    form = inspect.add_mutually_exclusive_group()
+    form.add_argument("--dot", action="store_true", help="as a graph in Graphviz's language")
+    form.add_argument("--digest", action="store_true", help="only the hash of the content")
+    inspect.add_argument("--limit", metavar="LINES", type=int, default=200, help="lines of text at most (200); 0: all")
+    diff = add("diff", "Compare two dumped values field by field; exit code 1 if they differ.", files.diff)
+    diff.add_argument("first", metavar="A", type=Path)
+    diff.add_argument("second", metavar="B", type=Path)
+    add("backends", "List every registered name, its package, and whether it can be imported.", files.backends)
+
+
+def _version() -> str:
+    try:
+        return version("harts")
+    except PackageNotFoundError:
+        return "(not installed)"
