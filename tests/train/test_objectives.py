@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -216,3 +218,14 @@ def test_terms_are_in_the_dtype_of_the_log_probs() -> None:
     terms = terms_of(advantage=np.ones(2), old_logprobs=per_token(CURRENT))
     logprobs: Tensor = terms.logprobs.detach().float().requires_grad_()
     assert grpo().loss(LossTerms(logprobs, None, terms.columns, terms.step)).dtype == torch.float32
+
+
+def test_a_train_section_is_checked_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from harts.registry import resolve\n"
+        "from harts.train.config import TrainConfig\n"
+        "resolve('objectives', 'grpo').Config(clip_high=0.3)\n"
+        "TrainConfig(learning_rate=0.1, optimizer='sgd')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
