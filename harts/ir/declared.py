@@ -22,7 +22,7 @@ def check_fields(cls: type[Value], items: dict[str, Any]) -> None:
     Raises:
         CodecError: a field is missing, unknown or of another type.
     """
-    kind: type[Any] = cls
+    kind: Any = cls
     hints = _hints(kind)
     missing = [name for name in hints if name not in items]
     unknown = [name for name in items if name not in hints]
@@ -36,7 +36,7 @@ def check_fields(cls: type[Value], items: dict[str, Any]) -> None:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
