@@ -108,17 +108,29 @@ class Pipeline:
             InputError: the rollouts are wrong, or a batch is missing or has no stage that takes it.
             PlanError: no plan exists.
         """
-        if batch is not None:
-            return self._planned(self.resume(batch, until="layout"))
-        if self.lifts[0].takes is RolloutBatch:
-            raise InputError(f"ingest ({self.settings.components['ingest'].name}) takes a batch, and none is given")
-        return self._planned(self._run(None, 0, self._end("layout")))
+        if batch is None:
+            return self._planned(self.run(until="layout"))
+        return self._planned(self.resume(batch, until="layout"))
 
     def _planned(self, value: Value) -> PerMicrobatch[CompactLayout]:
         if not isinstance(value, PerMicrobatch) or not all(isinstance(item, CompactLayout) for item in value.items):
             got = type_name(type_of(value))
             raise ConfigError(f"{self.settings.path}: pipeline: gives {got}; a plan is PerMicrobatch[CompactLayout]")
         return value
+
+    def run(self, until: str | None = None) -> Value:
+        """Run the stages from the file's own source.
+
+        Args:
+            until: kind of the last stage to run; None is the file's last.
+
+        Raises:
+            InputError: the rollouts are wrong, or the ingest stage takes a batch.
+        """
+        if self.lifts[0].takes is RolloutBatch:
+            raise InputError(f"{self.settings.path}: ingest takes a batch, and none is given")
+        made: Value = self._run(None, 0, self._end(until))
+        return made
 
     def resume(self, value: Value, until: str | None = None) -> Value:
         """Run the stages after the edge that this value belongs to.

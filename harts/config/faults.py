@@ -81,15 +81,21 @@ def dotted(path: Path) -> str:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`did you mean x? known: x, y`; the question only if something is close."""
     names = list(known)
-    close = closest(word, names)
+    close = closest(word, names, 0.6)
     hint = f"did you mean {close}? " if close else ""
     return f"{hint}known: {', '.join(names) or 'none'}"
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one most likely is; hyphens and capitals do not count."""
+def closest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
+    """The known name that a misspelt one most likely is; hyphens and capitals do not count.
+
+    Args:
+        word: as it was written.
+        known: what it could mean.
+        cutoff: likeness that is enough, of 1.
+    """
     names = list(known)
-    close = difflib.get_close_matches(word.replace("-", "_").lower(), names, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word.replace("-", "_").lower(), names, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

@@ -108,7 +108,7 @@ class TreeReader:
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             spot = self.inline or Spot(self.tree.whole.source, line, 1)
-            self.faults.add(spot, "", f"the character #x{ord(error.character):04x} is not allowed in YAML")
+            self.faults.add(spot, "", f"the character #x{int(error.character):04x} is not allowed in YAML")
             return None
         return None if node is None else self._build(node, path)
 
