@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from harts.ir import CompactTrie, RolloutBatch
@@ -23,9 +25,7 @@ def build_trie(batch: RolloutBatch, shared_trained_token: str = "sum") -> Compac
 
 def lexicographic_order(tokens: Int32, offset: Int64) -> Int64:
     """Stable order of the trajectories by their tokens, [N]. Big-endian bytes compare as the tokens do."""
-    data = tokens.astype(">u4").tobytes()
-    bounds = (offset * 4).tolist()
-    order = sorted(range(len(offset) - 1), key=lambda i: data[bounds[i] : bounds[i + 1]])
+    order = sorted(range(len(offset) - 1), key=lambda i: tokens[offset[i] : offset[i + 1]].astype(">u4").tobytes())
     return np.array(order, dtype=np.int64)
 
 
@@ -54,22 +54,22 @@ def common_prefix(a: Int32, b: Int32) -> int:
 def owned(batch: RolloutBatch, order: Int64, lcp: Int64) -> Bool:
     """Keep each shared trained token for the first trajectory of the batch that trains it, [S]."""
     columns = batch.columns
-    nodes = _trie_nodes(columns.length[order], columns.offset[order], lcp, len(batch.tokens))
-    owner = np.full(int((columns.length[order] - lcp).sum()), len(columns), dtype=np.int64)
-    for i in reversed(range(len(columns))):
-        span = slice(columns.offset[i], columns.offset[i + 1])
-        owner[nodes[span][columns.loss_mask[span]]] = i
-    mine = owner[nodes] == np.repeat(np.arange(len(columns)), columns.length)
-    return np.asarray(columns.loss_mask & mine)
+    length = columns.length[order]
+    owner = np.full(int((length - lcp).sum()), len(columns), dtype=np.int64)
+    for i, path in zip(order.tolist(), _paths(length, lcp), strict=True):
+        trained = path[columns.loss_mask[columns.offset[i] : columns.offset[i + 1]]]
+        owner[trained] = np.minimum(owner[trained], i)
+    mask = columns.loss_mask.copy()
+    for i, path in zip(order.tolist(), _paths(length, lcp), strict=True):
+        mask[columns.offset[i] : columns.offset[i + 1]] &= owner[path] == i
+    return mask
 
 
-def _trie_nodes(length: Int64, first: Int64, lcp: Int64, total: int) -> Int64:
-    """Number of the trie node of every semantic position of the batch, [S]."""
-    nodes = np.empty(total, dtype=np.int64)
+def _paths(length: Int64, lcp: Int64) -> Iterator[Int64]:
+    """Numbers of the trie nodes of each trajectory in sorted order; one buffer, overwritten by the next."""
     path = np.empty(int(length.max()), dtype=np.int64)
     used = 0
-    for size, begin, shared in zip(length.tolist(), first.tolist(), lcp.tolist(), strict=True):
+    for size, shared in zip(length.tolist(), lcp.tolist(), strict=True):
         path[shared:size] = np.arange(used, used + size - shared)
         used += size - shared
-        nodes[begin : begin + size] = path[:size]
-    return nodes
+        yield path[:size]
