@@ -1,0 +1,113 @@
+"""Random packed calls of linear attention, and their outputs and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
+
+from harts.backends.base import LinearAttention, RoundOutput
+from harts.backends.linear.naive import Naive
+from harts.backends.linear.recurrent import Recurrent
+from harts.stages.base import StageConfig
+
+RULES = ("kda", "gdn")
+H, HV, K, V = 2, 4, 6, 5
+
+
+def naive() -> Naive:
+    return Naive(StageConfig())
+
+
+def recurrent() -> Recurrent:
+    return Recurrent(StageConfig())
+
+
+def random_rows(count: int, rule: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Leaves q, k, v, g, beta of `count` rows."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    rows = {
+        "q": normalize(normal(count, H, K), dim=-1),
+        "k": normalize(normal(count, H, K), dim=-1),
+        "v": normal(count, HV, V),
+        "g": logsigmoid(normal(count, HV, K) if rule == "kda" else normal(count, HV)) * 0.3,
+        "beta": normal(count, HV).sigmoid(),
+    }
+    return {name: x.to(dtype).requires_grad_() for name, x in rows.items()}
+
+
+@dataclass(frozen=True)
+class Call:
+    rows: dict[str, Tensor]
+    chunk_size: int
+    cu_seqlens: list[int]
+    initial_state: Tensor
+    states: Sequence[tuple[int, int]]
+    """(sequence, offset) of each requested state."""
+
+    def run(self, backend: LinearAttention) -> RoundOutput:
+        return backend.call(
+            self.rows,
+            chunk_size=self.chunk_size,
+            cu_seqlens=torch.tensor(self.cu_seqlens),
+            initial_state=self.initial_state,
+            state_sequence=torch.tensor([sequence for sequence, _ in self.states], dtype=torch.int64),
+            state_offset=torch.tensor([offset for _, offset in self.states], dtype=torch.int64),
+        )
+
+    def leaves(self) -> dict[str, Tensor]:
+        return {**self.rows, "initial_state": self.initial_state}
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        leaves = self.leaves()
+        return dict(
+            zip(
+                leaves,
+                torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True),
+                strict=True,
+            )
+        )
+
+    def with_row(self, name: str, begin: int, end: int, value: float) -> Call:
+        """A copy in which some rows of an input hold another value."""
+        changed = self.rows[name].detach().clone()
+        changed[begin:end] = value
+        return replace(self, rows={**self.rows, name: changed})
+
+
+def random_call(
+    lengths: Sequence[int], chunk: int, rule: str, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Call:
+    """All chunk boundaries and final states are requested, some twice."""
+    cu = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    draw = torch.Generator().manual_seed(seed + 1000)
+    start = torch.randn(len(lengths), HV, K, V, generator=draw, dtype=torch.float64)
+    wide = torch.promote_types(dtype, torch.float32)
+    states = [(i, offset) for i, n in enumerate(lengths) for offset in [*range(chunk, n + 1, chunk), n]]
+    return Call(random_rows(cu[-1], rule, seed, dtype), chunk, cu, start.to(wide).requires_grad_(), states[::-1])
+
+
+def weighted_sum(tensors: Sequence[Tensor], seed: int = 7) -> Tensor:
+    """A loss in which every number has its own random weight."""
+    draw = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(x.shape, generator=draw, dtype=torch.float64) for x in tensors]
+    return torch.stack([(x * weight).sum() for x, weight in zip(tensors, weights, strict=True)]).sum()
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Relative error in the Euclidean norm; of two zeros it is 0."""
+    found, wanted = found.detach(), wanted.detach()
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-300))
+
+
+def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    assert all(x.isfinite().all() for x in found.values())
+    return max(error(found[name], wanted[name]) for name in wanted)
