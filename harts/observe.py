@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections import deque
@@ -171,4 +172,6 @@ class SavedOnFailure:
         except (OSError, CodecError) as why:
             error.add_note(f"the stage {self.stage} failed; its input could not be saved: {why}")
             return
-        error.add_note(f"the stage {self.stage} failed; rerun it with: {self.command} --from {target}")
+        error.add_note(
+            f"the stage {self.stage} failed; rerun it with: {self.command} --from {shlex.quote(str(target))}"
+        )

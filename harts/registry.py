@@ -17,7 +17,7 @@ from harts.errors import ConfigError
 STAGE_KINDS = ("ingest", "partition", "schedule", "call_plan", "layout", "execute", "restore")
 
 BUILT_IN: dict[str, dict[str, str]] = {
-    "ingest": {"jsonl": "harts.stages.ingest.jsonl:Jsonl"},
+    "ingest": {"jsonl": "harts.stages.ingest.jsonl:Jsonl", "batch": "harts.stages.ingest.handed_over:HandedOver"},
     "partition": {"paper": "harts.stages.partition.paper:Paper"},
     "schedule": {"slots": "harts.stages.schedule.slots:Slots"},
     "call_plan": {
@@ -98,6 +98,6 @@ def resolve(kind: str, name: str) -> type[Any]:
     module, _, attribute = target.partition(":")
     try:
         found: type[Any] = getattr(import_module(module), attribute)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind}: {name!r} of {package} cannot be imported: {error}") from error
     return found

@@ -26,6 +26,16 @@ BACKEND_SECTIONS = {"model": "models", "linear_attention": "linear_attention", "
 TOP_LEVEL = ("pipeline", *STAGE_KINDS, *BACKEND_SECTIONS, "device", "train", "observe")
 
 
+def dumped(config: StageConfig) -> dict[str, Any]:
+    """Values of a config with its defaults; paths are absolute, so that they mean the same in another folder."""
+    values = config.model_dump(mode="json")
+    for name in values:
+        held = getattr(config, name)
+        if isinstance(held, Path):
+            values[name] = str(held.absolute())
+    return values
+
+
 @dataclass(frozen=True)
 class Component:
     """A registered class that a section names, with its config."""
@@ -38,7 +48,7 @@ class Component:
 
     def shown(self) -> dict[str, Any]:
         """The section with its defaults."""
-        return {"type": self.name, **self.config.model_dump(mode="json")}
+        return {"type": self.name, **dumped(self.config)}
 
 
 @dataclass(frozen=True)
@@ -71,8 +81,8 @@ class Settings:
         found["device"] = self.device
         if self.train is not None:
             objective = self.components["train.objective"].shown()
-            found["train"] = {**self.train.model_dump(mode="json"), "objective": objective}
-        found["observe"] = self.observe.model_dump(mode="json")
+            found["train"] = {**dumped(self.train), "objective": objective}
+        found["observe"] = dumped(self.observe)
         return found
 
 
