@@ -22,7 +22,7 @@ KINDS = cases.every_kind()
 
 
 def test_there_is_a_case_of_every_kind() -> None:
-    assert set(KINDS) == set(Value.kinds)
+    assert set(KINDS) == {kind for kind, cls in Value.kinds.items() if cls.__module__.startswith("harts.")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
