@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.plan_tensors import AttentionViews, PlanTensors
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 Rule = Literal["kda", "gdn"]
 """Delta rule: `kda` decays each key channel by its own gate [T, HV, K], `gdn` all of a head by one [T, HV]."""

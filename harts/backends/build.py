@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from harts.backends.base import Env, FullAttention, LinearAttention, Model, Need
 from harts.errors import BackendError, ConfigError
 from harts.registry import names, resolve
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 
 def build_env(  # noqa: PLR0917

@@ -5,21 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from harts.ir.base import Value
+from harts.schema import StageConfig
+
+__all__ = ["Stage", "StageConfig"]
 
 In = TypeVar("In", bound=Value | None)
 Out = TypeVar("Out", bound=Value)
-
-
-class StageConfig(BaseModel):
-    """Base of every configuration class: unknown keys are faults, types are strict, instances are frozen.
-
-    A field is described by the string under it, with its unit.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class Stage(ABC, Generic[In, Out]):
