@@ -5,6 +5,7 @@ Shape suffixes: R compact rows (C tokens, then padding), D channels, W taps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,22 +47,28 @@ class _GatheredConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_CD: Tensor, weight_DW: Tensor, row_WC: Tensor) -> Tensor:
         ctx.save_for_backward(x_CD, weight_DW, row_WC)
-        padded = _with_zero_row(x_CD)
-        y_CD = torch.zeros_like(x_CD)
-        for row_C, tap_D in zip(row_WC, weight_DW.T, strict=True):
-            y_CD.addcmul_(padded.index_select(0, row_C), tap_D)
+        padded, y_CD = _with_zero_row(x_CD), torch.zeros_like(x_CD)
+        for y, rows in _blocks(y_CD, row_WC):
+            for row, tap_D in zip(rows, weight_DW.T, strict=True):
+                y.addcmul_(padded.index_select(0, row), tap_D)
         return y_CD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x_CD, weight_DW, row_WC = ctx.saved_tensors
-        (dy_CD,) = grads
-        padded = _with_zero_row(x_CD)
-        dpadded, dweight = torch.zeros_like(padded), torch.empty_like(weight_DW)
-        for tap, row_C in enumerate(row_WC):
-            dweight[:, tap] = (padded.index_select(0, row_C) * dy_CD).sum(0)
-            dpadded.index_add_(0, row_C, dy_CD * weight_DW[:, tap])
-        return dpadded[:-1], dweight, None
+        padded, dweight_WD = _with_zero_row(x_CD), torch.zeros_like(weight_DW.T)
+        dpadded = torch.zeros_like(padded)
+        for dy, rows in _blocks(grads[0], row_WC):
+            for row, tap_D, dtap_D in zip(rows, weight_DW.T, dweight_WD, strict=True):
+                dtap_D.add_((padded.index_select(0, row) * dy).sum(0))
+                dpadded.index_add_(0, row, dy * tap_D)
+        return dpadded[:-1], dweight_WD.T, None
+
+
+def _blocks(x_CD: Tensor, row_WC: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows with their taps, few at a time: gathered copies that stay in cache are several times faster to use."""
+    for begin in range(0, len(x_CD), 2048):
+        yield x_CD[begin : begin + 2048], row_WC[:, begin : begin + 2048]
 
 
 def _with_zero_row(x_CD: Tensor) -> Tensor:
