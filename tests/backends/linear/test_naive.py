@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harts.backends.base import LinearAttention
-from tests.backends.linear.calls import RULES, Call, error, naive, random_call, recurrent, weighted_sum, worst
+from tests.backends.linear.calls import HV, RULES, Call, error, naive, random_call, recurrent, weighted_sum, worst
 
 
 def assert_same(call: Call, exact: float = 1e-12) -> None:
@@ -134,3 +134,13 @@ def test_narrow_inputs_give_narrow_outputs_and_float32_states(backend: LinearAtt
 def test_no_requested_state(backend: LinearAttention) -> None:
     call = replace(random_call([9, 3], 8, "gdn"), states=[])
     assert call.run(backend).states.shape == (0, *call.initial_state.shape[1:])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_pairwise_decay_is_kept_for_backward(rule: str) -> None:
+    call = random_call([256], 64, rule)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        call.run(naive())
+    chunks = 4 * HV
+    assert 0 < max(kept) <= chunks * 64 * 64
