@@ -185,6 +185,7 @@ def test_tab_is_named_as_one(tmp_path):
         ("pipeline: [a", "is not YAML"),
         ("a: *b", "aliases"),
         ("a: \x07", "is not allowed in YAML"),
+        ("a: " + 2000 * "[", "is nested too deeply"),
         ("? [a]\n: 1", "a key must be text"),
     ],
 )

@@ -14,7 +14,7 @@ import harts.explain
 from harts.cli.output import result
 from harts.cli.training import train
 from harts.config import Scope, Settings, load_settings
-from harts.errors import InputError
+from harts.errors import ConfigError, InputError
 from harts.ir import CompactLayout, PerMicrobatch, SemanticOutputs, Value
 from harts.ir.codec import load
 from harts.pipeline import Pipeline
@@ -62,6 +62,8 @@ def run(given: Namespace) -> int:
     settings = _settings(given, "all")
     if _printed(settings, given):
         return 0
+    if "restore" not in settings.order:
+        raise ConfigError(f"{given.file}: pipeline: a run ends with restore; `harts plan` runs planning alone")
     pipeline = Pipeline(settings)
     _ = pipeline.env  # what cannot serve is said before anything runs
     start = _start(given)
@@ -112,7 +114,7 @@ def _restored(pipeline: Pipeline, start: Value | None) -> tuple[PerMicrobatch[Co
     with torch.no_grad():
         made = pipeline.resume(pipeline.plan() if start is None else start)
     if not isinstance(made, PerMicrobatch) or not all(isinstance(item, SemanticOutputs) for item in made.items):
-        raise InputError(f"{pipeline.settings.path}: pipeline: ends with {made.kind}; a run ends with restore")
+        raise InputError(f"--from: gives a {made.kind}; a run starts from a value of the whole step")
     layouts: PerMicrobatch[CompactLayout] = PerMicrobatch(made.step, tuple(item.outputs.layout for item in made.items))
     return layouts, {"restored": logprob_report(made)}
 

@@ -102,6 +102,10 @@ class TreeReader:
         """Data of a text; None after a syntax fault, which ends the reading."""
         try:
             node = yaml.compose(text, Loader=_Loader)
+            return None if node is None else self._build(node, path)
+        except RecursionError:
+            self.faults.add(self.inline or self.tree.whole, "", "is nested too deeply")
+            return None
         except yaml.MarkedYAMLError as error:
             self.faults.add(self._spot(error.problem_mark or error.context_mark), "", _syntax(error))
             return None
@@ -110,7 +114,6 @@ class TreeReader:
             spot = self.inline or Spot(self.tree.whole.source, line, 1)
             self.faults.add(spot, "", f"the character #x{int(error.character):04x} is not allowed in YAML")
             return None
-        return None if node is None else self._build(node, path)
 
     def _spot(self, mark: Any, raw: str | None = None) -> Spot:
         if self.inline is not None or mark is None:
