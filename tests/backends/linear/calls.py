@@ -12,18 +12,17 @@ from torch.nn.functional import logsigmoid, normalize
 from harts.backends.base import LinearAttention, RoundOutput
 from harts.backends.linear.naive import Naive
 from harts.backends.linear.recurrent import Recurrent
-from harts.stages.base import StageConfig
 
 RULES = ("kda", "gdn")
 H, HV, K, V = 2, 4, 6, 5
 
 
 def naive() -> Naive:
-    return Naive(StageConfig())
+    return Naive(Naive.Config())
 
 
 def recurrent() -> Recurrent:
-    return Recurrent(StageConfig())
+    return Recurrent(Recurrent.Config())
 
 
 def random_rows(count: int, rule: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
