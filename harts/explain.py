@@ -84,7 +84,7 @@ def _registered(kind: str) -> Iterator[tuple[str, dict[str, str | None]]]:
         try:
             resolve(kind, name)
         except ConfigError as error:
-            why = str(error)
+            why = str(error.__cause__ or error)
         yield name, {"package": package, "target": target, "why_not": why}
 
 

@@ -105,7 +105,8 @@ class Pipeline:
             batch: trajectories to plan, if the ingest stage takes them (`ingest: {type: batch}`).
 
         Raises:
-            InputError: the rollouts are wrong, or a batch is missing or has no stage that takes it.
+            InputError: the rollouts are wrong, or no stage takes the batch.
+            ConfigError: a batch is missing, or the file ends elsewhere.
             PlanError: no plan exists.
         """
         if batch is None:
@@ -125,10 +126,11 @@ class Pipeline:
             until: kind of the last stage to run; None is the file's last.
 
         Raises:
-            InputError: the rollouts are wrong, or the ingest stage takes a batch.
+            InputError: the rollouts are wrong.
+            ConfigError: the ingest stage takes a batch.
         """
         if self.lifts[0].takes is RolloutBatch:
-            raise InputError(f"{self.settings.path}: ingest takes a batch, and none is given")
+            raise ConfigError(f"{self.settings.path}: ingest takes a batch, and none is given")
         made: Value = self._run(None, 0, self._end(until))
         return made
 

@@ -11,7 +11,6 @@ from harts.ir import CompactLayout, PerMicrobatch, Value
 from harts.ir.codec import load
 from harts.ir.diff import diff as differences
 from harts.ir.diff import format_diff
-from harts.ir.graph import to_dot
 from harts.ir.text import format_value
 
 
@@ -22,6 +21,8 @@ def inspect(given: Namespace) -> int:
     if given.digest:
         text = value.digest()
     elif given.dot:
+        from harts.ir.graph import to_dot  # noqa: PLC0415  (networkx takes a third of a second)
+
         report["dot"] = text = to_dot(value.plan if isinstance(value, CompactLayout) else value)
     else:
         report["text"] = text = format_value(value, given.limit or None)
