@@ -90,7 +90,7 @@ def differences(**changed: Any) -> Differences:
         "loss": 0.0,
         "router": None,
         "gradients": {"a": 0.0, "b": 0.0},
-        "equal_load": None,
+        "moved": None,
     }
     return Differences(**fields | changed)
 
@@ -110,4 +110,11 @@ def test_not_a_number_never_passes() -> None:
     assert differences(logprobs=nan).faults(1.0)
     assert differences(gradients={"a": 0.5, "b": nan, "c": 0.7}).worst_gradient[0] == "b"
     assert "gradient of b" in differences(gradients={"a": 0.5, "b": nan}).faults(1.0)[0]
-    assert differences(equal_load=False).faults(1.0) == ["expert loads differ"]
+
+
+def test_moved_assignments_are_counted() -> None:
+    assert differences(moved=(0, 60)).faults(1.0) == []
+    assert differences(moved=(0, 60)).equal_load
+    assert differences(moved=(2, 60)).faults(1.0)[0].startswith("expert loads differ: 2 of 60 assignments moved")
+    made = compared(trainer(fault="multiplicity")).steps[0].moved
+    assert made == (2, 20), "three rows count twice in flat training; half of the excess is what moved"
