@@ -36,8 +36,8 @@ def rollout_batch(records: Iterable[Mapping[str, Any]], source: str) -> RolloutB
         source: a word for where they came from; errors name `source[index]`.
 
     Raises:
-        InputError: all faults of the first faulty record (those of aligned values once its tokens can be read), or there
-            is no record.
+        InputError: all faults of the first faulty record (of aligned values once its tokens can be read), or there is
+            no record.
     """
     return collect((Located(f"{source}[{i}]", record) for i, record in enumerate(records)), source)
 
