@@ -19,8 +19,8 @@ from tests.forests import paths_of, random_trajectories, tree_of
 
 CHUNK = 4
 
-DEEP = paths_of([(-1, 6), (0, 1), (0, 9), (1, 1), (1, 5), (2, 3), (2, 8), (6, 1), (6, 4)])
-"""States cross three rounds, forks inside chunks, one-token segments."""
+DEEP = paths_of([(-1, 6), (0, 9), (0, 10), (1, 8), (1, 5), (2, 7), (2, 6), (3, 1), (3, 4)])
+"""States cross three rounds; forks inside chunks; a one-token segment."""
 
 
 def layout_of(trajectories: list[list[int]], conv_width: int = 4, row_multiple: int = 1) -> CompactLayout:
