@@ -1,0 +1,81 @@
+"""The schedule stage `slots`: rank fully scheduled candidates by objective (4) and pick one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harts.ir import CompactTrie, Partitions, PerMicrobatch, SegmentTree, StepPlan
+from harts.ir.base import Int64
+from harts.stages.base import Stage
+from harts.stages.schedule.segments import segment_tree
+
+
+class Slots(Stage[Partitions, PerMicrobatch[SegmentTree]]):
+    """Give every microbatch a slot and a replica, take the best candidate, and build its microbatches' trees."""
+
+    def run(self, partitions: Partitions, /) -> PerMicrobatch[SegmentTree]:
+        """Schedule each candidate; of equal scores the first candidate wins."""
+        trie = partitions.trie
+        schedules = [assign(partitions.work(i), partitions.replicas) for i in range(len(partitions.names))]
+        scores = [schedule.score for schedule in schedules]
+        chosen = scores.index(min(scores))
+        members = partitions.members(chosen)
+        order = schedules[chosen].microbatch.reshape(-1)
+        number = np.empty_like(order)
+        number[order] = np.arange(len(order))
+        microbatch = np.empty(len(trie.order), dtype=np.int32)
+        microbatch[trie.order] = number[partitions.microbatch[chosen]]
+        trained, trajectories = trained_counts(trie)
+        step = StepPlan(
+            source=trie.batch.source,
+            capacity=partitions.capacity,
+            replicas=partitions.replicas,
+            microbatch=microbatch,
+            work=partitions.work(chosen)[order],
+            candidates=partitions.names,
+            scores=np.array(scores, dtype=np.int64),
+            chosen=chosen,
+            semantic_tokens=trie.semantic_tokens,
+            compact_tokens=trie.compact_tokens,
+            trained_tokens=trained,
+            trained_trajectories=trajectories,
+        )
+        return PerMicrobatch(step, tuple(segment_tree(trie, members[i]) for i in order))
+
+
+class Schedule(NamedTuple):
+    """Slots and replicas of one candidate."""
+
+    microbatch: Int64
+    """Microbatch of each slot and replica, [slots, D]."""
+    score: tuple[int, int, int]
+    """Objective (4): total work, sum over slots of the heaviest, heaviest replica."""
+
+
+def assign(work: Int64, replicas: int) -> Schedule:
+    """Sort by work, cut into slots of D, and in a slot give heavier microbatches to replicas with less so far.
+
+    Heaviest first, ties by number, so that the last slots even out what the first ones left uneven.
+
+    Args:
+        work: compact tokens of each microbatch, [K].
+        replicas: D, which divides K.
+    """
+    by_work = np.argsort(-work, kind="stable").reshape(-1, replicas)
+    slots = np.empty_like(by_work)
+    load = np.zeros(replicas, dtype=np.int64)
+    for i, slot in enumerate(by_work):
+        lightest = np.argsort(load, kind="stable")
+        slots[i, lightest] = slot
+        load += work[slots[i]]
+    critical = int(work[slots].max(axis=1).sum())
+    return Schedule(slots, (int(work.sum()), critical, int(load.max())))
+
+
+def trained_counts(trie: CompactTrie) -> tuple[int, int]:
+    """Tokens with a loss term, which a trajectory's first token never has, and trajectories with one or more."""
+    start = trie.batch.columns.offset[:-1]
+    per_trajectory = np.add.reduceat(trie.loss_mask, start, dtype=np.int64) - trie.loss_mask[start]
+    return int(per_trajectory.sum()), int(np.count_nonzero(per_trajectory))
