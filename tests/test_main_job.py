@@ -5,6 +5,7 @@ import random
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,11 +104,29 @@ def test_quickstart_trains_with_parity(call, small):
     assert report["microbatches"]["count"] > 1
 
 
-def test_failing_parity_is_exit_code_1_and_shows_no_speed(call, small):
-    code, out, _ = call("run", PIPELINES / "ablations" / "no_replay.yaml", *options(small))
+def test_failing_parity_is_exit_code_1_and_shows_no_speed(call, small, monkeypatch):
+    from harts.stages.execute.compact import Compact
+
+    right = Compact.run
+
+    def wrong_where_rows_are_shared(self, layout):
+        outputs = right(self, layout)
+        shared = layout.rows < layout.plan.tree.semantic_tokens
+        return replace(outputs, hidden=outputs.hidden * 1.0001) if shared else outputs
+
+    monkeypatch.setattr(Compact, "run", wrong_where_rows_are_shared)
+    code, out, _ = call("run", QUICKSTART, *options(small))
     assert code == 1
     assert "FAILS" in out
+    assert "log-probs differ by" in out
     assert "time, flat / compact" not in out
+
+
+@pytest.mark.parametrize("ablation", ["no_replay", "flat"])
+def test_ablations_run(call, small, ablation):
+    code, out, _ = call("run", PIPELINES / "ablations" / f"{ablation}.yaml", *options(small), "--json")
+    assert code == 0
+    assert json.loads(out)["rounds"]["replay_rows"] == 0
 
 
 def test_run_without_training_reports_log_probs(call, small, tmp_path):
