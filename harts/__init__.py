@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from harts.ir import RolloutBatch
     from harts.pipeline import Pipeline
     from harts.registry import register
-    from harts.stages.base import Stage, StageConfig
+    from harts.schema import StageConfig
+    from harts.stages.base import Stage
 
     load = Pipeline.load
 
@@ -19,7 +20,7 @@ _HOMES = {
     "Pipeline": "harts.pipeline",
     "RolloutBatch": "harts.ir",
     "Stage": "harts.stages.base",
-    "StageConfig": "harts.stages.base",
+    "StageConfig": "harts.schema",
     "register": "harts.registry",
 }
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -106,11 +107,14 @@ class Times(Observer):
 
 
 class Progress(Observer):
-    """A bar on a terminal, gone when its stage is over."""
+    """A bar on a terminal for work that takes a while, gone when its stage is over."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, delay: float = 1.0) -> None:
         self.stream = stream
+        self.delay = delay
+        """Seconds of work before the bar appears."""
         self._bar: RichProgress | None = None
+        self._timer: Timer | None = None
 
     def begin(self, stage: str, items: int) -> None:  # noqa: D102
         from rich.console import Console  # noqa: PLC0415  (only on a terminal)
@@ -123,16 +127,23 @@ class Progress(Observer):
             *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
         )
         self._bar.add_task(stage, total=items)
-        self._bar.start()
+        self._timer = Timer(self.delay, self._bar.start)
+        self._timer.daemon = True
+        self._timer.start()
 
     def advance(self) -> None:  # noqa: D102
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
 
+    def __call__(self, stage: str, value: Value, seconds: float) -> None:  # noqa: D102
+        self.finish()  # before anything is printed
+
     def finish(self) -> None:  # noqa: D102
-        if self._bar is not None:
+        if self._bar is not None and self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()  # a bar that is just appearing must be there to be removed
             self._bar.stop()
-            self._bar = None
+            self._bar = self._timer = None
 
 
 def build_observers(config: ObserveConfig, order: tuple[str, ...], times: Times) -> list[Observer]:
@@ -140,12 +151,12 @@ def build_observers(config: ObserveConfig, order: tuple[str, ...], times: Times)
     observers: list[Observer] = [times]
     if config.verify != "off":
         observers.append(Verify(config.verify == "roundtrip"))
-    if config.print:
-        observers.append(Print(config.print, config.print_limit, sys.stderr))
     if config.dump is not None:
         observers.append(Dump(config.dump, order))
     if config.progress and sys.stderr.isatty():
         observers.append(Progress(sys.stderr))
+    if config.print:
+        observers.append(Print(config.print, config.print_limit, sys.stderr))
     return observers
 
 

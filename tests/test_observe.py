@@ -1,6 +1,7 @@
 """Observers: verification, printing, dumping, progress."""
 
 import io
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -112,16 +113,38 @@ def test_observers_are_told_of_begin_advance_end_and_finish(path):
     ]
 
 
-def test_no_progress_without_a_terminal_and_a_bar_on_one(path, capsys):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_no_progress_without_a_terminal(path, capsys):
     harts.load(path, ["observe.progress=true"]).run()
     assert capsys.readouterr().err == ""
 
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
 
+def test_bar_appears_once_work_takes_longer_than_the_delay_and_goes_when_it_ends():
     stream = Terminal()
-    pipeline = Pipeline.load(path)
-    pipeline.observers = [Progress(stream)]
-    pipeline.run()
-    assert "call_plan" in stream.getvalue()
+    progress = Progress(stream, delay=0.05)
+    progress.begin("short", 1)
+    progress.finish()
+    assert stream.getvalue() == ""
+    progress.begin("long", 4)
+    deadline = time.monotonic() + 10
+    while "long" not in stream.getvalue() and time.monotonic() < deadline:
+        progress.advance()
+        time.sleep(0.01)
+    progress.finish()
+    assert "long" in stream.getvalue()
+    shown = stream.getvalue()
+    progress.finish()
+    progress.advance()
+    assert stream.getvalue() == shown
+
+
+def test_bar_is_gone_before_values_are_printed(path, monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    pipeline = harts.load(path, ["observe.progress=true", "observe.print=[toy_numbers]"])
+    kinds = [type(each) for each in pipeline.observers]
+    assert kinds.index(Progress) < kinds.index(Print)

@@ -9,7 +9,7 @@ from pydantic import PositiveInt, field_validator
 
 from harts.config.faults import suggestion
 from harts.ir import Value
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 
 class ObserveConfig(StageConfig):

@@ -15,7 +15,7 @@ from harts.config.validate import Owners, unknown_key, validate
 from harts.config.yaml_tree import Tree
 from harts.errors import ConfigError
 from harts.registry import STAGE_KINDS, names, resolve
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 TRAIN_CONFIG = "harts.train.config:TrainConfig"
 

@@ -13,7 +13,7 @@ from harts.config.overrides import apply_overrides
 from harts.config.yaml_tree import Tree, TreeReader
 from harts.errors import ConfigError
 from harts.registry import STAGE_KINDS
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 Scope = Literal["plan", "all"]
 

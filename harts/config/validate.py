@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from harts.config.faults import Faults, Path, closest, dotted, shown, suggestion
 from harts.config.yaml_tree import Tree
-from harts.stages.base import StageConfig
+from harts.schema import StageConfig
 
 Owners = dict[str, list[str]]
 """Sections that have a field, by the field's name; "" for the top level."""
