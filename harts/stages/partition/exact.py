@@ -34,7 +34,7 @@ def exact_cuts(spans: Spans, capacity: int, counts: range) -> dict[int, Int64]:
     starts: list[Int64] = []
     found = {}
     for k in range(1, min(counts[-1], count) + 1):
-        cost, heaviest, start = table.advance(cost, heaviest)
+        cost, heaviest, start = table.advance(k, cost, heaviest)
         starts.append(start)
         if k in counts and cost[count] < NEVER:
             found[k] = _backtrack(starts, count)
@@ -57,18 +57,19 @@ class _Windows:
         padded = np.concatenate((np.full(self.width, padding, dtype=np.int64), values))
         return sliding_window_view(padded, self.width)[1:]
 
-    def advance(self, cost: Int64, heaviest: Int64) -> tuple[Int64, Int64, Int64]:
+    def advance(self, k: int, cost: Int64, heaviest: Int64) -> tuple[Int64, Int64, Int64]:
         """From the best k - 1 microbatches before each end to the best k: cost, heaviest, start of the last, [N+1]."""
-        costs = np.where(self.outside, NEVER, self._of(cost[:-1] + self.lcp, NEVER))
+        rows = slice(k - 1, None)  # fewer than k trajectories are no k microbatches
+        costs = np.where(self.outside[rows], NEVER, self._of(cost[:-1] + self.lcp, NEVER)[rows])
         least = np.minimum(costs.min(axis=1), NEVER)
-        heavier = np.maximum(self._of(heaviest[:-1], 0), self.work)
-        heavier[costs != least[:, None]] = NEVER
+        heavier = np.maximum(self._of(heaviest[:-1], 0)[rows], self.work[rows])
+        heavier = np.where(costs == least[:, None], heavier, NEVER)
         choice = heavier.argmin(axis=1)
-        rows = np.arange(len(choice))
+        row = np.arange(len(choice))
         return (
-            np.concatenate(([NEVER], least)),
-            np.concatenate(([0], heavier[rows, choice])),
-            np.concatenate(([0], self.start[rows, choice])),
+            np.concatenate((np.full(k, NEVER), least)),
+            np.concatenate((np.zeros(k, dtype=np.int64), heavier[row, choice])),
+            np.concatenate((np.zeros(k, dtype=np.int64), self.start[rows][row, choice])),
         )
 
 

@@ -58,8 +58,8 @@ class Paper(Stage[CompactTrie, Partitions]):
         found = candidates(trie.index, capacity, self.config.replicas, self.config.exact_limit)
         if not found:
             raise PlanError(
-                f"{trie.batch.source}: no partition of {len(trie.order)} trajectories into microbatches of at most "
-                f"{capacity} compact tokens was found whose number {self.config.replicas} replicas divides"
+                f"{trie.batch.source}: found no way to put {len(trie.order)} trajectories into microbatches of at most "
+                f"{capacity} compact tokens whose number is a multiple of {self.config.replicas} replicas"
             )
         return Partitions(
             trie=trie,

@@ -76,6 +76,6 @@ def assign(work: Int64, replicas: int) -> Schedule:
 
 def trained_counts(trie: CompactTrie) -> tuple[int, int]:
     """Tokens with a loss term, which a trajectory's first token never has, and trajectories with one or more."""
-    start = trie.batch.columns.offset[:-1]
-    per_trajectory = np.add.reduceat(trie.loss_mask, start, dtype=np.int64) - trie.loss_mask[start]
+    offset = trie.batch.columns.offset
+    per_trajectory = np.diff(np.searchsorted(np.flatnonzero(trie.loss_mask), offset)) - trie.loss_mask[offset[:-1]]
     return int(per_trajectory.sum()), int(np.count_nonzero(per_trajectory))

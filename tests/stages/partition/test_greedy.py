@@ -1,0 +1,115 @@
+"""Greedy placement: costs, capacity, removal of small microbatches, alignment."""
+
+import numpy as np
+
+from harts.stages.partition.bins import Bins, Policy
+from harts.stages.partition.greedy import aligned, best_placement, orders, placed, policies
+from harts.stages.partition.labels import renumbered, sets_of
+from tests.forests import trie_of
+from tests.stages.partition.naive import assert_partition, compact_work, some_capacity, sorted_tokens, tries, works_of
+
+
+def test_work_of_bins_equals_a_naive_count_after_every_insertion() -> None:
+    for name, rng, trie in tries(range(15)):
+        tokens, capacity = sorted_tokens(trie), some_capacity(rng, trie)
+        bins = Bins(trie.index, capacity)
+        for policy in (Policy(10**6, 1), Policy(1, 10**6)):
+            bins = Bins(trie.index, capacity)
+            for x in rng.sample(range(len(tokens)), len(tokens)):
+                bins.place(x, policy)
+                naive = [compact_work(tokens[i] for i in members) for members in bins.members]
+                assert bins.work[: len(naive)].tolist() == naive, name
+                assert max(naive) <= capacity, name
+
+
+def test_best_fit_takes_the_fullest_and_max_shared_the_nearest() -> None:
+    index = trie_of([[1, 1, 1], [1, 1, 1, 2], [4, 4, 4, 4, 4]]).index
+    chosen = {}
+    for name, policy in policies(index, 8).items():
+        bins = Bins(index, 8)
+        for x in (1, 2, 0):  # 4 and 5 do not fit together; the last makes 4 (sharing all 3) or 8
+            bins.place(x, policy)
+        chosen[name] = bins.label().tolist()
+    assert chosen == {"best_fit": [1, 0, 1], "max_shared": [0, 0, 1]}
+
+
+def test_a_failed_dissolution_leaves_no_trace() -> None:
+    for name, rng, trie in tries(range(15)):
+        policy = Policy(10**6, 1)
+        bins = Bins(trie.index, some_capacity(rng, trie))
+        tokens = sorted_tokens(trie)
+        for x in rng.sample(range(len(tokens)), len(tokens)):
+            bins.place(x, policy)
+        for microbatch in range(len(bins.members)):
+            before = [list(members) for members in bins.members], bins.work.tolist(), bins._shared.copy()
+            if bins.dissolve(microbatch, policy):
+                assert bins.members[microbatch] == [], name
+                continue
+            assert [list(members) for members in bins.members] == before[0], name
+            assert bins.work.tolist() == before[1], name
+            assert (bins._shared == before[2]).all(), name
+        for members, work in zip(bins.members, bins.work.tolist(), strict=False):
+            assert not members or compact_work(tokens[i] for i in members) == work <= bins.capacity, name
+
+
+def test_small_microbatches_are_removed_if_all_their_members_fit_elsewhere() -> None:
+    in_order, policy = np.arange(4), Policy(1, 9)
+    trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 6])  # placed as 2 + 2, 6, 6
+    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [8, 8]
+    trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 7])  # placed as 2 + 2, 6, 7: one of 2 fits nowhere
+    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [4, 6, 7]
+
+
+def test_alignment_takes_the_cheapest_singletons() -> None:
+    for name, rng, trie in tries(range(15)):
+        count = len(trie.order)
+        label = renumbered(np.array([rng.randrange(3) for _ in range(count)]))
+        before = works_of(trie, label)
+        found = aligned(trie.index, label, len(before) + 1)
+        if count == len(before):
+            assert found is None, name
+            continue
+        assert found is not None, name
+        options = []
+        for x in range(count):
+            if (label == label[x]).sum() > 1:
+                moved = label.copy()
+                moved[x] = len(before)
+                options.append(sum(works_of(trie, moved)))
+        assert sum(works_of(trie, found)) == min(options), name
+        assert len(works_of(trie, found)) == len(before) + 1, name
+
+
+def test_orders() -> None:
+    trie = trie_of([[1, 1, 1, 1, 2], [1, 1, 1, 1, 3, 3], [2, 2, 2], [2, 2]])  # sorted: 0, 1, [2 2], [2 2 2]
+    found = {name: order.tolist() for name, order in orders(trie.index).items()}
+    assert found == {
+        "ascending": [0, 1, 2, 3],
+        "descending": [3, 2, 1, 0],
+        "longest_first": [1, 0, 3, 2],
+        "rarest_first": [1, 0, 3, 2],  # unique suffixes 1 2 0 1
+    }
+
+
+def test_best_placement_is_a_partition_even_with_the_tightest_capacity() -> None:
+    for name, rng, trie in tries(range(15)):
+        for capacity in (int(trie.length.max()), some_capacity(rng, trie)):
+            replicas = rng.randint(1, 3)
+            found = best_placement(trie.index, capacity, replicas)
+            if found is None:
+                assert len(trie.order) % replicas, name  # only as many microbatches as trajectories fail
+                continue
+            assert_partition(trie, found.label, capacity, replicas)
+            assert found.work == sum(works_of(trie, found.label)), name
+
+
+def test_sets_measure_any_partition() -> None:
+    for name, rng, trie in tries(range(10)):
+        tokens = sorted_tokens(trie)
+        label = renumbered(np.array([rng.randrange(4) for _ in tokens]))
+        sets = sets_of(trie.index, label)
+        assert sets.work.tolist() == works_of(trie, label), name
+        for x, own in enumerate(tokens):
+            rest = [tokens[i] for i in np.flatnonzero(label == label[x]) if i != x]
+            saved = compact_work(rest) + len(own) - compact_work([*rest, own])
+            assert sets.shared[x] == saved, name
