@@ -72,7 +72,7 @@ class Invariant(NamedTuple):
     sentence: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Value:
     """One value between two stages. Subclasses set `kind`; a change of their fields raises `version`."""
 
@@ -86,6 +86,12 @@ class Value:
             if cls.kind in Value.kinds:
                 raise TypeError(f"the kind {cls.kind!r} is taken by {Value.kinds[cls.kind].__module__}")
             Value.kinds[cls.kind] = cls
+
+    def __repr__(self) -> str:
+        cls: Any = type(self)
+        shapes = {spec.name: getattr(self, spec.name) for spec in array_fields(cls)}
+        sizes = [f"{name}{list(array.shape)}" for name, array in shapes.items() if array is not None]
+        return f"<{self.kind} v{self.version} {' '.join(sizes)}>"
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {"": 0}

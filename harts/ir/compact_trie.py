@@ -14,7 +14,7 @@ from harts.ir.lcp import LcpIndex
 from harts.ir.rollout_batch import RolloutBatch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompactTrie(Value):
     """N trajectories in stable lexicographic order. C = sum(length - lcp) is the number of unique prefixes."""
 

@@ -13,7 +13,7 @@ from harts.ir.round_plan import RoundPlan
 from harts.ir.semantic_map import SemanticMap
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompactLayout(Value):
     """R rows: C compact tokens in round-major order, then padding rows that nobody owns.
 

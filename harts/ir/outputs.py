@@ -9,7 +9,7 @@ from harts.ir.base import Invariant, TensorLike, Value
 from harts.ir.layout import CompactLayout
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompactOutputs(Value):
     """Final hidden states of the compact rows, and the router statistics of the MoE layers (None without MoE)."""
 
@@ -30,7 +30,7 @@ class CompactOutputs(Value):
         yield Invariant("hidden", short, "there must be one hidden state a row")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SemanticOutputs(Value):
     """Log-probs of every trajectory in the original order, autograd attached.
 

@@ -12,7 +12,7 @@ from harts.ir.base import Dims, Int32, Int64, Invariant, Value
 from harts.ir.compact_trie import CompactTrie
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partitions(Value):
     """Q candidates; each puts every trajectory into exactly one microbatch."""
 

@@ -15,7 +15,7 @@ TRAJECTORY_COLUMNS = ("reward", "advantage", "weight", "temperature")
 TOKEN_COLUMNS = ("loss_mask", "advantages", "old_logprobs", "ref_logprobs", "weights", "temperatures")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Columns(Value):
     """RL columns of N trajectories with S tokens in all, flat and token-aligned: entry t is about token t.
 
@@ -93,7 +93,7 @@ class Columns(Value):
             yield Invariant(name, both, f"excludes {name}s")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RolloutBatch(Value):
     """All trajectories of one training step in the caller's order."""
 

@@ -12,7 +12,7 @@ from harts.ir.base import Dims, Int32, Int64, Invariant, Value
 from harts.ir.segment_tree import SegmentTree
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RoundPlan(Value):
     """Q input sequences in E rounds over the V segments of a tree, handing over P boundary states.
 

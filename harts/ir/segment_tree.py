@@ -14,7 +14,7 @@ from harts.ir.rollout_batch import Columns
 from harts.ir.runs import offsets
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SegmentTree(Value):
     """V segments with C compact tokens in all; parents come before their children; -1 is no parent.
 

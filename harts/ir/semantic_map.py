@@ -12,7 +12,7 @@ from harts.ir.base import Dims, Int64, Invariant, Value
 from harts.ir.runs import expand_runs
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SemanticMap(Value):
     """The rows of N trajectories with S tokens in all, M runs."""
 

@@ -13,7 +13,7 @@ from harts.ir.base import Dims, Int32, Int64, Invariant, Value
 Item_co = TypeVar("Item_co", bound=Value, covariant=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepPlan(Value):
     """The chosen partition with its slots and replicas, and the step's totals.
 
@@ -64,7 +64,7 @@ class StepPlan(Value):
         yield Invariant("scores", self.scores[self.chosen, 0] != self.work.sum(), "the total must be the work's sum")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PerMicrobatch(Value, Generic[Item_co]):
     """One value for each microbatch of a step, in the order of the plan."""
 

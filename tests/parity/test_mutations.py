@@ -18,7 +18,7 @@ from harts.stages.restore.labels import Predictions, predictions
 from tests.parity.cases import Case
 from tests.parity.rig import faults, layouts_of, runs
 
-CASE = Case(number=15, rule="kda", attention="mla", feed_forward="softmax", recompute="none", replicas=1, split=False)
+CASE = Case(number=50, rule="kda", attention="mla", feed_forward="softmax", recompute="none", replicas=1, split=False)
 CLEAR = 1e-3
 
 Layouts = PerMicrobatch[CompactLayout]
