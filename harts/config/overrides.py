@@ -21,7 +21,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str], faults: Faults) -> Non
         if not equals or not path or "" in path:
             faults.add(spot, "", "is not of the form a.b=c")
             continue
-        _forget(tree, path)
+        tree.forget(path)
         data = TreeReader(tree, faults, spot).read(value, path)
         made = [path[:i] for i in range(1, len(path)) if tree.get(path[:i]) is None]
         for new in [*made, path]:
@@ -33,12 +33,6 @@ def apply_overrides(tree: Tree, overrides: Sequence[str], faults: Faults) -> Non
 
 def _path(name: str) -> Path:
     return tuple(int(part) if part.isdigit() else part for part in name.split("."))
-
-
-def _forget(tree: Tree, path: Path) -> None:
-    for spots in (tree.keys, tree.values):
-        for known in [known for known in spots if known[: len(path)] == path]:
-            del spots[known]
 
 
 def _put(data: Any, path: Path, value: Any) -> str | None:

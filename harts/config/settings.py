@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harts.config.extends import read_tree
 from harts.config.faults import Faults
 from harts.config.observe import ObserveConfig
 from harts.config.overrides import apply_overrides
-from harts.config.yaml_tree import Tree, TreeReader
-from harts.errors import ConfigError
 from harts.registry import STAGE_KINDS
 from harts.schema import StageConfig
 
@@ -100,25 +99,12 @@ def load_settings(path: str | Path, overrides: Sequence[str] = (), scope: Scope 
     from harts.config.sections import Sections  # noqa: PLC0415  (it builds Settings)
 
     faults = Faults()
-    tree = Tree(str(path))
-    data = TreeReader(tree, faults).read(_text(Path(path)))
-    if data is None or not isinstance(data, dict):
-        if not faults.found:
-            got = "is empty" if data is None else f"is a {type(data).__name__}"
-            faults.add(tree.whole, "", f"{got}; wanted is a mapping with the keys {', '.join(TOP_LEVEL)}")
+    tree = read_tree(Path(path), faults)
+    if tree is None:
         faults.raise_any()
-    tree.data = data
+        raise AssertionError("a tree that is None comes with a fault")
     apply_overrides(tree, overrides, faults)
     settings = Sections(tree, faults, scope).settings(Path(path), tuple(overrides))
     faults.raise_any()
     assert settings is not None
     return settings
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error

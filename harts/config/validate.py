@@ -54,13 +54,12 @@ def validate(
 
 def _absolute(tree: Tree, path: Path, built: StageConfig) -> StageConfig:
     """Relative paths that the file holds are relative to its folder; those of a `--set` to the working directory."""
-    folder = FilePath(tree.whole.source).parent
     found = {}
     for name in type(built).model_fields:
         value = getattr(built, name)
         written = tree.value_spot((*path, name))
-        if isinstance(value, FilePath) and not value.is_absolute() and written.source == tree.whole.source:
-            found[name] = folder / value
+        if isinstance(value, FilePath) and not value.is_absolute() and written.line is not None:
+            found[name] = FilePath(written.source).parent / value
     return built.model_copy(update=found) if found else built
 
 

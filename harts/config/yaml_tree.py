@@ -78,6 +78,12 @@ class Tree:
         """Where a value stands."""
         return self.values.get(path) or self.key_spot(path)
 
+    def forget(self, path: Path) -> None:
+        """Drop the positions of a value and of everything inside it."""
+        for spots in (self.keys, self.values):
+            for known in [known for known in spots if known[: len(path)] == path]:
+                del spots[known]
+
     def get(self, path: Path) -> Any:
         """The value at a path; None if there is none."""
         here: Any = self.data
