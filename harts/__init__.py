@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from harts.registry import register
     from harts.schema import StageConfig
     from harts.stages.base import Stage
+    from harts.stages.ingest.records import rollout_batch
 
     load = Pipeline.load
 
-__all__ = ["Pipeline", "RolloutBatch", "Stage", "StageConfig", "load", "register"]
+__all__ = ["Pipeline", "RolloutBatch", "Stage", "StageConfig", "load", "register", "rollout_batch"]
 
 _HOMES = {
     "Pipeline": "harts.pipeline",
@@ -22,6 +23,7 @@ _HOMES = {
     "Stage": "harts.stages.base",
     "StageConfig": "harts.schema",
     "register": "harts.registry",
+    "rollout_batch": "harts.stages.ingest.records",
 }
 
 

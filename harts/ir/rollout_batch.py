@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 
 from harts.ir.base import Bool, Dims, Float64, Int32, Int64, Invariant, Value
-from harts.ir.runs import offsets, ranges
+from harts.ir.runs import offsets
 
 TRAJECTORY_COLUMNS = ("reward", "advantage", "weight", "temperature")
 TOKEN_COLUMNS = ("loss_mask", "advantages", "old_logprobs", "ref_logprobs", "weights", "temperatures")
@@ -66,19 +66,34 @@ class Columns(Value):
             return plural
         return np.repeat(single, self.length)
 
+    def predicted(self) -> Int64:
+        """Index of every predicted token in the token-aligned columns: all but the trajectories' first, [S - N].
+
+        Log-probs come in this order: `advantages[columns.predicted()]` lines up with them.
+        """
+        inner = np.ones(int(self.offset[-1]), dtype=np.bool_)
+        inner[self.offset[:-1]] = False
+        return np.flatnonzero(inner).astype(np.int64)
+
+    def locate(self, token: int) -> str:
+        """Name a token of the flat columns: its trajectory and its index there."""
+        trajectory = int(np.searchsorted(self.offset, token, side="right")) - 1
+        return f"trajectory {self.names[trajectory]!r}, token {token - self.offset[trajectory]}"
+
     def take(self, members: Int64) -> Columns:
         """The columns of some trajectories, in the order given."""
-        start, stop = self.offset[members], self.offset[members + 1]
-        tokens = ranges(start, stop)
+        spans = [slice(a, b) for a, b in zip(self.offset[members], self.offset[members + 1], strict=True)]
         picked: dict[str, object] = {
             "names": tuple(self.names[i] for i in members),
-            "offset": offsets(stop - start),
+            "offset": offsets(self.length[members]),
             "group": self.group[members],
         }
         for name in TRAJECTORY_COLUMNS + TOKEN_COLUMNS:
             column = getattr(self, name)
-            if column is not None:
-                picked[name] = column[members if name in TRAJECTORY_COLUMNS else tokens]
+            if column is not None and name in TRAJECTORY_COLUMNS:
+                picked[name] = column[members]
+            elif column is not None:
+                picked[name] = np.concatenate([column[span] for span in spans])
         return replace(self, **picked)  # type: ignore[arg-type]
 
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
@@ -107,6 +122,3 @@ class RolloutBatch(Value):
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
         yield Invariant("tokens", self.tokens < 0, "a token id must not be negative")
         yield Invariant("tokens", len(self.tokens) != self.columns.offset[-1], "must be as many as the columns say")
-
-
-COLUMN_FIELDS = tuple(field.name for field in fields(Columns))

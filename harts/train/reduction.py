@@ -15,7 +15,6 @@ from harts.errors import InputError
 from harts.ir import Columns, StepPlan
 from harts.ir.base import Float64, Int64
 from harts.stages.base import StageConfig
-from harts.stages.restore.labels import locate, predicted_tokens
 
 Reduction = Literal["token_mean", "sequence_mean", "constant"]
 
@@ -39,7 +38,7 @@ class ReductionConfig(StageConfig):
 
 def trained_positions(columns: Columns) -> Int64:
     """Indices of the trained positions among the S - N predictions, ascending."""
-    return np.flatnonzero(columns.loss_mask[predicted_tokens(columns)]).astype(np.int64)
+    return np.flatnonzero(columns.loss_mask[columns.predicted()]).astype(np.int64)
 
 
 def trained_values(columns: Columns, field: str, values: Float64 | None) -> Float64:
@@ -58,11 +57,11 @@ def trained_values(columns: Columns, field: str, values: Float64 | None) -> Floa
     """
     if values is None:
         raise InputError(f"field {field}: the objective needs it, the rollouts do not have it")
-    token = predicted_tokens(columns)[trained_positions(columns)]
+    token = columns.predicted()[trained_positions(columns)]
     picked = values[token]
     bad = np.flatnonzero(~np.isfinite(picked))
     if bad.size:
-        raise InputError(f"{locate(columns, int(token[bad[0]]))}: {field} is {picked[bad[0]]} on a trained token")
+        raise InputError(f"{columns.locate(int(token[bad[0]]))}: {field} is {picked[bad[0]]} on a trained token")
     return np.asarray(picked)
 
 
@@ -80,7 +79,7 @@ def position_weights(
     Raises:
         InputError: a trained position's weight is not finite.
     """
-    token = predicted_tokens(columns)
+    token = columns.predicted()
     weights = np.zeros(len(token))
     here = trained_positions(columns)
     given = columns.per_token("weight")

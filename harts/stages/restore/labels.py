@@ -27,13 +27,6 @@ class Predictions(NamedTuple):
         return Predictions(self.row[members], self.target[members], None if scale is None else scale[members])
 
 
-def predicted_tokens(columns: Columns) -> Int64:
-    """Index of every predicted token in the flat token-aligned columns: all but the trajectories' first, [S - N]."""
-    inner = np.ones(int(columns.offset[-1]), dtype=np.bool_)
-    inner[columns.offset[:-1]] = False
-    return np.flatnonzero(inner).astype(np.int64)
-
-
 def predictions(layout: CompactLayout, vocabulary: int) -> Predictions:
     """List what has to be read from the logits of the compact rows (equation 17).
 
@@ -46,12 +39,12 @@ def predictions(layout: CompactLayout, vocabulary: int) -> Predictions:
         InputError: a temperature is not positive and finite.
     """
     columns = layout.plan.tree.columns
-    token = predicted_tokens(columns)
+    token = columns.predicted()
     rows = layout.semantic_map.rows()
     target = layout.input_ids[rows[token]].astype(np.int64)
     outside = np.flatnonzero(target >= vocabulary)
     if outside.size:
-        where = locate(columns, int(token[outside[0]]))
+        where = columns.locate(int(token[outside[0]]))
         raise BackendError(f"{where}: id {target[outside[0]]} is outside the model's vocabulary of {vocabulary}")
     return Predictions(rows[token - 1], target, _inverse_temperature(columns, token))
 
@@ -63,12 +56,6 @@ def _inverse_temperature(columns: Columns, token: Int64) -> Float64 | None:
     picked = values[token]
     bad = np.flatnonzero(~(np.isfinite(picked) & (picked > 0)))
     if bad.size:
-        where = locate(columns, int(token[bad[0]]))
+        where = columns.locate(int(token[bad[0]]))
         raise InputError(f"{where}: temperature is {picked[bad[0]]}, must be positive and finite")
     return np.asarray(1.0 / picked)
-
-
-def locate(columns: Columns, token: int) -> str:
-    """Name a token of the flat columns: its trajectory and its index there."""
-    trajectory = int(np.searchsorted(columns.offset, token, side="right")) - 1
-    return f"trajectory {columns.names[trajectory]!r}, token {token - columns.offset[trajectory]}"
