@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan = add("plan", "Run the planning stages; needs no torch.", pipelines.plan)
     _pipeline(plan)
     _running(plan)
+    plan.add_argument("--split", metavar="DIR", type=Path, help="write the plan to DIR, one file a microbatch")
     run = add("run", "Plan, then train as the `train` section says, or compute log-probs.", pipelines.run)
     _pipeline(run)
     _running(run)

@@ -17,6 +17,7 @@ from harts.config import Scope, Settings, load_settings
 from harts.errors import ConfigError, InputError
 from harts.ir import CompactLayout, PerMicrobatch, SemanticOutputs, Value
 from harts.ir.codec import load
+from harts.ir.shards import save_shards
 from harts.pipeline import Pipeline
 from harts.report import logprob_report, plan_report, render
 
@@ -52,6 +53,8 @@ def plan(given: Namespace) -> int:
         return 0
     pipeline = Pipeline(settings)
     layouts = _layouts(pipeline, _start(given))
+    if given.split is not None:
+        save_shards(layouts, given.split)
     report = plan_report(layouts, pipeline.seconds if settings.observe.time else {})
     result(report, render(report), given.json)
     return 0
