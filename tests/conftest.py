@@ -1,7 +1,7 @@
-"""Options of the whole test suite."""
+"""Options and settings of the whole suite."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt with what the code gives")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts from what the code gives")
