@@ -199,6 +199,6 @@ def test_anchors_are_the_greedy_count_then_the_least_work_then_the_nearest_count
         "greedy": [0, 0, 0, 0, 1, 1, 2, 2],
     }
     found = [Candidate(name, np.array(label)) for name, label in labels.items()]
-    assert [anchor.name for anchor in anchors(trie.index, found, 3)] == ["three", "valley", "uneven"]
+    assert [anchor.name for anchor in anchors(trie.index, found, 3)] == ["three", "valley", "greedy"]
     assert [anchor.name for anchor in anchors(trie.index, found[2:5], 6)] == ["six", "three", "five"]
     assert [anchor.name for anchor in anchors(trie.index, found[4:5], 6)] == ["six"]
