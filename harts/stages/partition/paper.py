@@ -21,8 +21,6 @@ from harts.stages.partition.natural import count_range, natural_cuts
 from harts.stages.partition.refine import refined
 from harts.stages.partition.spans import Spans, label_of_cuts
 
-ANCHORS = 3
-"""At most this many candidates are refined where contiguous ones are not exact (B_ref)."""
 SHOWN = 3
 """Trajectories that an error names."""
 
@@ -131,7 +129,7 @@ def contiguous(index: LcpIndex, capacity: int, replicas: int, exact: bool) -> It
 
 
 def anchors(index: LcpIndex, found: list[Candidate], greedy: int) -> list[Candidate]:
-    """What is refined: the best at the greedy K, the least work of the others, the nearest K of those left."""
+    """At most three to refine (B_ref): the best at the greedy K, the least work of the others, the nearest K left."""
     work = {candidate.name: int(sets_of(index, candidate.label).work.sum()) for candidate in found}
     left = sorted(found, key=lambda candidate: work[candidate.name])
     chosen = [next(candidate for candidate in left if candidate.count == greedy)]
