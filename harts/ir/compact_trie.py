@@ -51,8 +51,8 @@ class CompactTrie(Value):
         return LcpIndex(self.length, self.lcp)
 
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
-        length = self.length
         yield Invariant("order", np.sort(self.order) != np.arange(len(self.order)), "must be a permutation")
+        length = self.length
         yield Invariant("lcp", self.lcp[:1] != 0, "the first trajectory shares with none")
         yield Invariant("lcp", self.lcp < 0, "must not be negative")
         shorter = np.minimum(length, np.concatenate(([0], length[:-1])))

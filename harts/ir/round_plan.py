@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class RoundPlan(Value):
         yield Invariant("round_offset", self.round_offset[-1] != count, "offsets must end at the sequence count")
         yield Invariant("sequence_offset", self.sequence_offset[:1] != 0, "offsets must start at 0")
         yield Invariant("sequence_offset", np.diff(self.sequence_offset) <= 0, "no sequence may be empty")
+        ends = self.sequence_offset[-1]
+        yield Invariant("sequence_offset", ends != len(self.segment), "offsets must end at the segment count")
         ids = np.arange(len(self.segment))
         yield Invariant("segment", np.sort(self.segment) != ids, "every segment must run exactly once")
         inner = np.ones(len(self.segment), dtype=np.bool_)
@@ -80,18 +82,48 @@ class RoundPlan(Value):
         broken = inner & (tree.parent[self.segment] != before)
         yield Invariant("segment", broken, "a segment inside a sequence must follow its parent")
         yield Invariant("anchor", (self.anchor < 0) | (self.replay < 0), "must not be past the first segment")
-        states = len(self.state_sequence)
-        source = self.initial_state
-        yield Invariant("initial_state", (source < -1) | (source >= states), "must be a state or -1")
+        off_grid = (self.anchor % self.chunk_size != 0) & (self.replay > 0)
+        yield Invariant("anchor", off_grid, "replay must begin on a chunk boundary")
+        yield from self._states()
+
+    def _states(self) -> Iterator[Invariant]:
+        tree, source, maker = self.tree, self.initial_state, self.state_sequence
+        count, position = len(self.anchor), self.state_position
+        yield Invariant("initial_state", (source < -1) | (source >= len(maker)), "must be a state or -1")
         yield Invariant("initial_state", (source == -1) & (self.anchor != 0), "the zero state is at position 0")
-        used = np.flatnonzero(source >= 0)
-        when = self.sequence_round
-        late = np.zeros(count, dtype=np.bool_)
-        late[used] = when[self.state_sequence[source[used]]] >= when[used]
-        yield Invariant("initial_state", late, "a state must come from an earlier round")
-        elsewhere = np.zeros(count, dtype=np.bool_)
-        elsewhere[used] = self.state_position[source[used]] != self.anchor[used]
-        yield Invariant("initial_state", elsewhere, "a state must be taken at the anchor")
-        maker = self.state_sequence
-        outside = (self.state_position <= self.anchor[maker]) | (self.state_position > tree.end[self.last[maker]])
+        yield Invariant("state_sequence", (maker < 0) | (maker >= count), "must be a sequence")
+        outside = (position <= self.anchor[maker]) | (position > tree.end[self.last[maker]])
         yield Invariant("state_position", outside, "a state must be taken inside the sequence that returns it")
+        between = (position - self.anchor[maker]) % self.chunk_size != 0
+        inside = between & (position != tree.end[self.last[maker]])
+        yield Invariant("state_position", inside, "a state must be taken at a chunk boundary or a sequence's end")
+        used = np.flatnonzero(source >= 0)
+        made_by = maker[source[used]]
+        when = self.sequence_round
+        yield self._of_users(
+            "initial_state", used, when[made_by] >= when[used], "a state must come from an earlier round"
+        )
+        elsewhere = position[source[used]] != self.anchor[used]
+        yield self._of_users("initial_state", used, elsewhere, "a state must be taken at the anchor")
+        strange = self._holders(used) != made_by
+        yield self._of_users("initial_state", used, strange, "a state must come from the sequence's own path")
+
+    def _of_users(self, field: str, used: Int64, broken: Any, sentence: str) -> Invariant:
+        """An invariant of the sequences that start from a state, told by the sequence's own number."""
+        bad = np.zeros(len(self.anchor), dtype=np.bool_)
+        bad[used[broken]] = True
+        return Invariant(field, bad, sentence)
+
+    def _holders(self, sequences: Int64) -> Int64:
+        """Sequence of the ancestor segment that holds the position before each anchor; -1 if no ancestor does."""
+        tree = self.tree
+        sequence_of = np.empty(len(self.segment) + 1, dtype=np.int64)
+        sequence_of[self.segment] = np.repeat(np.arange(len(self.anchor)), np.diff(self.sequence_offset))
+        sequence_of[-1] = -1
+        before = self.anchor[sequences] - 1
+        segment = tree.parent[self.head[sequences]].astype(np.int64)
+        while True:
+            late = (segment >= 0) & (tree.start[segment] > before)
+            if not late.any():
+                return np.asarray(sequence_of[segment])
+            segment[late] = tree.parent[segment[late]]

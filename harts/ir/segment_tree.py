@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from harts.ir.base import Dims, Int32, Int64, Invariant, Value
+from harts.ir.base import Bool, Dims, Int32, Int64, Invariant, Value
 from harts.ir.rollout_batch import Columns
 from harts.ir.runs import offsets
 
@@ -82,6 +82,7 @@ class SegmentTree(Value):
         yield Invariant("start", self.start != begin, "a segment must start where its parent ends")
         forks = np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent))
         yield Invariant("parent", forks == 1, "a segment with one child must be one segment with it")
+        yield Invariant("tokens", self._alike(), "siblings must differ in their first token")
         yield Invariant("key", np.diff(self.key) <= 0, "rows of the caller's batch must ascend")
         yield Invariant("tail", (self.tail < 0) | (self.tail >= len(self.parent)), "must be a segment")
         length = self.columns.length
@@ -90,3 +91,13 @@ class SegmentTree(Value):
         ends = np.zeros(len(self.parent), dtype=np.int64)
         np.maximum.at(ends, self.tail, length)
         yield Invariant("tail", (forks == 0) & (ends != self.end), "a leaf must end where a trajectory ends")
+
+    def _alike(self) -> Bool:
+        """Which tokens begin a segment like an earlier sibling's; roots may, where sharing is switched off, [C]."""
+        first = self.offset[:-1]
+        order = np.lexsort((self.tokens[first], self.parent))
+        same = np.diff(self.parent[order]) == 0
+        same &= (np.diff(self.tokens[first[order]]) == 0) & (self.parent[order[1:]] >= 0)
+        alike = np.zeros(len(self.tokens), dtype=np.bool_)
+        alike[first[order[1:][same]]] = True
+        return alike

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -55,8 +55,8 @@ class StepPlan(Value):
 
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
         yield Invariant("work", len(self.work) % self.replicas != 0, "D must divide the number of microbatches")
-        used = np.bincount(self.microbatch, minlength=len(self.work))
         yield Invariant("microbatch", (self.microbatch < 0) | (self.microbatch >= len(self.work)), "must exist")
+        used = np.bincount(self.microbatch, minlength=len(self.work))
         yield Invariant("work", used == 0, "no microbatch may be empty")
         if self.capacity is not None:
             yield Invariant("work", self.work > self.capacity, "no microbatch may exceed the capacity")
@@ -80,3 +80,10 @@ class PerMicrobatch(Value, Generic[Item_co]):
         yield Invariant("items", len(self.items) != len(self.step.work), "there must be one item a microbatch")
         kinds = {type(item) for item in self.items}
         yield Invariant("items", len(kinds) != 1, "all items must be of one kind")
+        strangers = [not self._holds(index, item) for index, item in enumerate(self.items)]
+        yield Invariant("items", np.array(strangers), "must hold the trajectories that the step puts there")
+
+    def _holds(self, index: int, item: Any) -> bool:
+        for name in ("outputs", "layout", "plan", "tree"):  # down to the segment tree that the item was made from
+            item = getattr(item, name, item)
+        return np.array_equal(item.key, np.flatnonzero(self.step.microbatch == index))

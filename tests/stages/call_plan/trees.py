@@ -27,7 +27,7 @@ def direct_tree(spec: Spec, leaves_kept: int | None = None) -> SegmentTree:
         parent=parent,
         start=start,
         offset=offsets(length),
-        tokens=np.ones(int(length.sum()), dtype=np.int32),
+        tokens=np.repeat(np.arange(len(length)), length).astype(np.int32),
         key=np.arange(len(leaf)),
         tail=leaf.astype(np.int32),
         columns=_columns((start + length)[leaf]),
