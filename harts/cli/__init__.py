@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 ok, 1 the run or comparison failed, 2 bad config or usage.
     """
+    # read when torch is first imported: threads that spin while they wait make a busy machine many times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = build_parser().parse_args(arguments)
     try:
         code: int = given.command(given)

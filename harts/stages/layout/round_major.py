@@ -25,17 +25,19 @@ class RoundMajor(Stage[RoundPlan, CompactLayout]):
         """Rows are padded to a multiple of it, with rows that nobody owns."""
         max_expanded_rows: PositiveInt | None = None
         """Cap on the rows of the temporary ancestor key/value views, sum of h + l over branches; none is no cap."""
+        max_replay_rows: PositiveInt | None = None
+        """Cap on the rows that linear attention replays; none is no cap."""
 
     def run(self, plan: RoundPlan, /) -> CompactLayout:
         """Lay out one microbatch.
 
         Raises:
-            PlanError: the ancestor views exceed `max_expanded_rows`.
+            PlanError: a cap is exceeded; neither kind of row is in the partition's capacity.
         """
+        self._check_caps(plan)
         tree = plan.tree
         where = place(plan)
         ancestors = ancestor_runs(plan, where)
-        self._check_expanded(plan)
         tokens = len(tree.tokens)
         padding = (0, -tokens % self.config.row_multiple)
         rows, length = plan.segment, tree.length[plan.segment]
@@ -59,14 +61,16 @@ class RoundMajor(Stage[RoundPlan, CompactLayout]):
             ancestor_length=views.length,
         )
 
-    def _check_expanded(self, plan: RoundPlan) -> None:
+    def _check_caps(self, plan: RoundPlan) -> None:
+        expanded, replayed = int(plan.tree.end[plan.last].sum()), int(plan.replay.sum())
+        of = f"of a microbatch of {len(plan.tree.tokens)} compact tokens in {len(plan.anchor)} branches"
         limit = self.config.max_expanded_rows
-        expanded = int(plan.tree.end[plan.last].sum())
         if limit is not None and expanded > limit:
-            raise PlanError(
-                f"layout.max_expanded_rows: the ancestor key/value views of a microbatch of {len(plan.tree.tokens)} "
-                f"compact tokens in {len(plan.anchor)} branches have {expanded} rows, allowed are {limit}"
-            )
+            text = f"the ancestor key/value views {of} have {expanded} rows, allowed are {limit}"
+            raise PlanError(f"layout.max_expanded_rows: {text}")
+        limit = self.config.max_replay_rows
+        if limit is not None and replayed > limit:
+            raise PlanError(f"layout.max_replay_rows: the sequences {of} replay {replayed} rows, allowed are {limit}")
 
 
 def _semantic_map(plan: RoundPlan, where: Place, ancestors: list[Runs]) -> SemanticMap:

@@ -59,7 +59,14 @@ def test_expanded_ancestor_rows_are_capped_with_the_numbers() -> None:
         layout_of(FIGURE_2, max_expanded_rows=222)
 
 
-@pytest.mark.parametrize("field", ["conv_width", "row_multiple", "max_expanded_rows"])
+def test_replay_over_the_cap_is_refused_with_the_numbers() -> None:
+    assert layout_of(FIGURE_2, max_replay_rows=64).rows == 95  # 63 + 1
+    told = r"max_replay_rows.* 95 compact tokens in 3 branches replay 64 rows, allowed are 63"
+    with pytest.raises(PlanError, match=told):
+        layout_of(FIGURE_2, max_replay_rows=63)
+
+
+@pytest.mark.parametrize("field", ["conv_width", "row_multiple", "max_expanded_rows", "max_replay_rows"])
 def test_a_size_that_is_not_positive_is_refused(field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         RoundMajor.Config(**({"conv_width": 4} | {field: 0}))
