@@ -29,12 +29,12 @@ class Placement:
         return int(self.label.max()) + 1
 
 
-def best_placement(index: LcpIndex, capacity: int, replicas: int) -> Placement | None:
-    """The best of 4 orders x 2 policies by (K, work); None if none has a K that D divides."""
+def best_placement(index: LcpIndex, capacity: int, multiple: int) -> Placement | None:
+    """The best of 4 orders x 2 policies by (K, work); None if none has a K that is a multiple of `multiple`."""
     best: Placement | None = None
     for order, positions in orders(index).items():
         for name, policy in policies(index, capacity).items():
-            label = aligned(index, placed(index, capacity, positions, policy), replicas)
+            label = aligned(index, placed(index, capacity, positions, policy), multiple)
             if label is None:
                 continue
             found = Placement(order, name, label, int(sets_of(index, label).work.sum()))
@@ -75,13 +75,13 @@ def placed(index: LcpIndex, capacity: int, positions: Int64, policy: Policy) -> 
     return renumbered(bins.label())
 
 
-def aligned(index: LcpIndex, label: Int64, replicas: int) -> Int64 | None:
-    """Make microbatches of one trajectory until D divides K, each time the one that adds the least work.
+def aligned(index: LcpIndex, label: Int64, multiple: int) -> Int64 | None:
+    """Make microbatches of one trajectory until `multiple` divides K, each time the one that adds the least work.
 
     Ties go to the longest trajectory, which is the least bad filler of a slot. None if there are too few trajectories.
     """
     label = label.copy()
-    while (count := int(label.max()) + 1) % replicas:
+    while (count := int(label.max()) + 1) % multiple:
         sets = sets_of(index, label)
         movable = np.flatnonzero(sets.size[label] > 1)
         if len(movable) == 0:

@@ -41,16 +41,16 @@ def lowest_valley(spans: Spans, first: int, stop: int) -> int:
     return int(valleys[order[0]])
 
 
-def count_range(compact_tokens: int, capacity: int, replicas: int, natural: int, trajectories: int) -> range:
-    """Microbatch counts K to search: K_min (7) to K_max (8) in steps of D.
+def count_range(compact_tokens: int, capacity: int, multiple: int, natural: int, trajectories: int) -> range:
+    """Microbatch counts K to search: K_min (7) to K_max (8), multiples of `multiple`.
 
     Args:
         compact_tokens: work G of all trajectories in one trie.
         capacity: T.
-        replicas: D.
+        multiple: D times the multiple that the slots of a replica are of.
         natural: K0.
         trajectories: N.
     """
-    least = replicas * max(1, -(-compact_tokens // (capacity * replicas)))
-    most = max(least, min(replicas * -(-natural // replicas), replicas * (trajectories // replicas)))
-    return range(least, most + 1, replicas)
+    least = multiple * max(1, -(-compact_tokens // (capacity * multiple)))
+    most = max(least, min(multiple * -(-natural // multiple), multiple * (trajectories // multiple)))
+    return range(least, most + 1, multiple)

@@ -39,6 +39,8 @@ class Paper(Stage[CompactTrie, Partitions]):
         """Compact tokens that a microbatch may hold; null is no limit."""
         replicas: PositiveInt = 1
         """Data-parallel replicas D; the number of microbatches is a multiple of it."""
+        slot_multiple: PositiveInt = 1
+        """Slots of every replica are a multiple of it, as virtual pipeline stages ask."""
         exact_limit: PositiveInt = 512
         """Up to this many trajectories contiguous partitions are searched exactly."""
 
@@ -48,36 +50,53 @@ class Paper(Stage[CompactTrie, Partitions]):
         """Make all candidates.
 
         Raises:
-            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than replicas, or no
-                number of microbatches that D divides can hold them.
+            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
+                replicas need, or no partition into a multiple of these slots was found.
         """
-        check(trie, self.config.capacity, self.config.replicas)
+        replicas, slots = self.config.replicas, self.config.slot_multiple
+        check(trie, self.config.capacity, replicas, slots)
         capacity = min(self.config.capacity or trie.compact_tokens, trie.compact_tokens)
-        found = candidates(trie.index, capacity, self.config.replicas, self.config.exact_limit)
+        found = candidates(trie.index, capacity, replicas * slots, self.config.exact_limit)
         if not found:
-            raise PlanError(
+            room = counted(capacity, "compact token", "compact tokens")
+            raise PlanError(  # at least two trajectories: one alone always has its microbatch
                 f"{trie.batch.source}: found no way to put {len(trie.order)} trajectories into microbatches of at most "
-                f"{capacity} compact tokens whose number is a multiple of {self.config.replicas} replicas"
+                f"{room} whose number is a multiple of {slots_of(replicas, slots)}; the search is heuristic: raising "
+                f"the capacity or lowering the replicas helps"
             )
         return Partitions(
             trie=trie,
             capacity=self.config.capacity,
-            replicas=self.config.replicas,
+            replicas=replicas,
             names=tuple(candidate.name for candidate in found),
             microbatch=np.stack([candidate.label for candidate in found]).astype(np.int32),
         )
 
 
-def check(trie: CompactTrie, capacity: int | None, replicas: int) -> None:
+def counted(count: int, one: str, many: str) -> str:
+    """A number and its noun."""
+    return f"{count} {one if count == 1 else many}"
+
+
+def slots_of(replicas: int, slot_multiple: int) -> str:
+    """What the number of microbatches is a multiple of."""
+    slots = f" x {slot_multiple} slots" if slot_multiple > 1 else ""
+    return counted(replicas, "replica", "replicas") + slots
+
+
+def check(trie: CompactTrie, capacity: int | None, replicas: int, slot_multiple: int) -> None:
     """Raise PlanError for what no plan can serve."""
     source, length = trie.batch.source, trie.batch.columns.length
-    if len(length) < replicas:
-        raise PlanError(f"{source}: {len(length)} trajectories cannot fill {replicas} replicas")
-    long = np.flatnonzero(length > (capacity or length.max()))
+    if len(length) < replicas * slot_multiple:
+        have = counted(len(length), "trajectory", "trajectories")
+        raise PlanError(f"{source}: {have} cannot fill {slots_of(replicas, slot_multiple)}")
+    limit = capacity or trie.compact_tokens
+    long = np.flatnonzero(length > limit)
     if len(long):
-        named = [f"trajectory {trie.batch.columns.names[i]} has {length[i]} tokens" for i in long[:SHOWN]]
+        named = [f"trajectory {trie.batch.columns.names[i]!r} has {length[i]} tokens" for i in long[:SHOWN]]
         more = f", and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
-        raise PlanError(f"{source}: {', '.join(named)}{more}: more than the capacity of {capacity} compact tokens")
+        room = counted(limit, "compact token", "compact tokens")
+        raise PlanError(f"{source}: {', '.join(named)}{more}: more than the capacity of {room}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,18 +113,18 @@ class Candidate:
         return int(self.label.max()) + 1
 
 
-def candidates(index: LcpIndex, capacity: int, replicas: int, exact_limit: int) -> list[Candidate]:
+def candidates(index: LcpIndex, capacity: int, multiple: int, exact_limit: int) -> list[Candidate]:
     """All candidates, each partition once.
 
     Args:
         index: LCPs of sorted positions.
         capacity: compact tokens that a microbatch may hold; no single trajectory is longer.
-        replicas: D.
+        multiple: what K must be a multiple of.
         exact_limit: N0.
     """
     exact = len(index) <= exact_limit
-    found = list(contiguous(index, capacity, replicas, exact))
-    placement = best_placement(index, capacity, replicas)
+    found = list(contiguous(index, capacity, multiple, exact))
+    placement = best_placement(index, capacity, multiple)
     if placement is not None:
         greedy = Candidate(f"greedy {placement.order} {placement.policy}", placement.label)
         found.append(greedy)
@@ -117,11 +136,11 @@ def candidates(index: LcpIndex, capacity: int, replicas: int, exact_limit: int) 
     return list(unique.values())
 
 
-def contiguous(index: LcpIndex, capacity: int, replicas: int, exact: bool) -> Iterator[Candidate]:
+def contiguous(index: LcpIndex, capacity: int, multiple: int, exact: bool) -> Iterator[Candidate]:
     """The base candidates: exact for every K of the range, or evolved to sampled ones."""
     spans = Spans(index)
     natural = natural_cuts(spans, capacity)
-    counts = count_range(spans.work(0, len(spans)), capacity, replicas, len(natural) + 1, len(spans))
+    counts = count_range(spans.work(0, len(spans)), capacity, multiple, len(natural) + 1, len(spans))
     found = exact_cuts(spans, capacity, counts) if exact else evolved_cuts(spans, capacity, natural, sampled(counts))
     how = "exact" if exact else "evolved"
     for count, cuts in found.items():

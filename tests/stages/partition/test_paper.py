@@ -71,20 +71,48 @@ def test_branches_under_a_trunk_fit_as_one_microbatch() -> None:
 
 
 def test_trajectories_longer_than_the_capacity_are_named() -> None:
-    with pytest.raises(PlanError, match=r"test: trajectory t1 has 9 tokens: more than the capacity of 8"):
+    with pytest.raises(
+        PlanError, match=r"test: trajectory 't1' has 9 tokens: more than the capacity of 8 compact tokens$"
+    ):
         partitions_of([[1] * 3, [1] * 9], capacity=8)
-    with pytest.raises(PlanError, match=r"t0 has 9 .*t1 has 10 .*t3 has 11 tokens, and 2 more: .* 8 compact"):
+    with pytest.raises(PlanError, match=r"'t0' has 9 .*'t1' has 10 .*'t3' has 11 tokens, and 2 more: .* 8 compact"):
         partitions_of([[1] * 9, [1] * 10, [1], [1] * 11, [2] * 12, [3] * 13], capacity=8)
 
 
 def test_fewer_trajectories_than_replicas_are_refused() -> None:
-    with pytest.raises(PlanError, match="2 trajectories cannot fill 3 replicas"):
+    with pytest.raises(PlanError, match=r"test: 2 trajectories cannot fill 3 replicas$"):
         partitions_of([[1], [2]], capacity=None, replicas=3)
+    with pytest.raises(PlanError, match=r"test: 1 trajectory cannot fill 8 replicas$"):
+        partitions_of([[1]], capacity=None, replicas=8)
 
 
-def test_a_count_that_replicas_cannot_divide_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"3 trajectories into microbatches of at most 4 .* multiple of 2 replicas"):
-        partitions_of([[1] * 4, [2] * 4, [3] * 4], capacity=4, replicas=2)
+def test_fewer_trajectories_than_slots_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"test: 5 trajectories cannot fill 3 replicas x 2 slots$"):
+        partitions_of([[1]] * 5, capacity=None, replicas=3, slot_multiple=2)
+    with pytest.raises(PlanError, match=r"test: 1 trajectory cannot fill 1 replica x 4 slots$"):
+        partitions_of([[1]], capacity=None, slot_multiple=4)
+
+
+@pytest.mark.parametrize(("replicas", "slots", "wanted"), [(2, 1, "2 replicas"), (1, 2, "1 replica x 2 slots")])
+def test_a_count_that_slots_cannot_divide_is_refused(replicas: int, slots: int, wanted: str) -> None:
+    text = (
+        f"test: found no way to put 3 trajectories into microbatches of at most 4 compact tokens whose number is a "
+        f"multiple of {wanted}; the search is heuristic: raising the capacity or lowering the replicas helps"
+    )
+    with pytest.raises(PlanError, match=f"^{text}$"):
+        partitions_of([[1] * 4, [2] * 4, [3] * 4], capacity=4, replicas=replicas, slot_multiple=slots)
+
+
+@pytest.mark.parametrize("exact_limit", [1, 512])
+@pytest.mark.parametrize(("replicas", "slots"), [(1, 2), (2, 2), (2, 3), (3, 1), (1, 5)])
+def test_every_replica_gets_a_multiple_of_the_slots(exact_limit: int, replicas: int, slots: int) -> None:
+    trie = trie_of([[1 + i // 4] * 3 + [i + 9] * (1 + i % 3) for i in range(16)])
+    for capacity in (8, 20, None):
+        stage = Paper(Paper.Config(capacity=capacity, replicas=replicas, slot_multiple=slots, exact_limit=exact_limit))
+        found = stage.run(trie)
+        assert found.replicas == replicas
+        for label in found.microbatch:
+            assert_partition(trie, label, capacity, replicas * slots)
 
 
 @pytest.mark.parametrize("exact_limit", [1, 512])
