@@ -80,6 +80,12 @@ def test_alignment_takes_the_cheapest_singletons() -> None:
         assert len(works_of(trie, found)) == len(before) + 1, name
 
 
+def test_alignment_takes_the_longest_of_equally_cheap_singletons() -> None:
+    trie = trie_of([[1], [2, 2, 2], [3, 3], [4, 4, 4]])  # no sharing: every singleton adds nothing
+    assert aligned(trie.index, np.array([0, 0, 0, 0]), 2).tolist() == [0, 1, 0, 0]  # type: ignore[union-attr]
+    assert aligned(trie.index, np.array([0, 0, 0, 0]), 3).tolist() == [0, 1, 0, 2]  # type: ignore[union-attr]
+
+
 def test_orders() -> None:
     trie = trie_of([[1, 1, 1, 1, 2], [1, 1, 1, 1, 3, 3], [2, 2, 2], [2, 2]])  # sorted: 0, 1, [2 2], [2 2 2]
     found = {name: order.tolist() for name, order in orders(trie.index).items()}
@@ -101,6 +107,20 @@ def test_best_placement_is_a_partition_even_with_the_tightest_capacity() -> None
                 continue
             assert_partition(trie, found.label, capacity, replicas)
             assert found.work == sum(works_of(trie, found.label)), name
+
+
+def test_best_placement_has_the_fewest_microbatches_then_the_least_work() -> None:
+    trie = trie_of([[1], [1, 1, 1, 2, 1], [1, 1, 2], [1, 2, 1, 2], [2, 2, 1, 1, 2]])
+    made = {
+        (len(works), sum(works))
+        for order in orders(trie.index).values()
+        for policy in policies(trie.index, 8).values()
+        for works in [works_of(trie, placed(trie.index, 8, order, policy))]
+    }
+    assert (3, 15) in made  # less work in more microbatches
+    found = best_placement(trie.index, 8, 1)
+    assert found is not None
+    assert (found.count, found.work) == (2, 16)
 
 
 def test_sets_measure_any_partition() -> None:

@@ -109,3 +109,21 @@ def test_cuts_hold_the_capacity() -> None:
     trie = trie_of([[1, 1, 1, i] for i in range(1, 5)] + [[2, 2, 2, i] for i in range(1, 5)])
     assert moved_cuts(Spans(trie.index), 11, np.array([4])).tolist() == [4]
     assert moved_cuts(Spans(trie.index), 12, np.array([3])).tolist() == [4]
+
+
+def test_cuts_are_swept_twice() -> None:
+    trie = trie_of([[1, 1, 1, 1, 1], [1, 1, 1, 2], [1, 1, 2, 2], [1, 2, 2], [2, 2, 2, 1, 2]])
+    spans = Spans(trie.index)
+    found = moved_cuts(spans, 8, np.array([1, 2, 3]))
+    assert found.tolist() == [1, 3, 4]  # [1, 2, 4] after the first sweep
+    assert moved_cuts(spans, 8, found).tolist() == [2, 3, 4]  # a third one would save more
+    assert spans.lcp[[2, 3, 4]].sum() < spans.lcp[found].sum()
+
+
+def test_four_memberships_are_repaired() -> None:
+    trie = trie_of([[1], [1, 2], [1, 2, 1], [1, 2, 1, 1], [2], [2, 1], [2, 1, 2, 1]])
+    found = refined(trie.index, 7, np.array([0, 1, 2, 0, 0, 0, 1]))
+    assert found.tolist() == [0, 0, 0, 0, 1, 1, 2]  # [0, 1, 1, 1, 0, 0, 2] after three
+    again = repaired(trie.index, 7, found, reach=8, updates=1)
+    assert again.tolist() == [0, 0, 0, 0, 1, 2, 2]  # a fifth one would save more
+    assert sum(works_of(trie, again)) < sum(works_of(trie, found))
