@@ -22,7 +22,7 @@ class Located(NamedTuple):
 
 
 def rollout_batch(records: Iterable[Mapping[str, Any]], source: str) -> RolloutBatch:
-    """Make a batch of records whose fields are lists, arrays or tensors on the host.
+    """Make a batch of records whose fields are lists, arrays or tensors on the host, single numbers among them.
 
     Each record holds `id` and `group` (text), `tokens` [n] (ids from 0 to 2^31 - 1) and `loss_mask` [n] (0, 1 or
     booleans; the first entry has no effect, as the first token has no log-prob). Optional, and held by all or by none:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harts.errors import InputError
 from harts.ir.base import Bool, Float64, Int32
+from harts.stages.ingest import host
 
 INT32_MAX = 2**31 - 1
 
@@ -43,26 +44,29 @@ def floats(value: Any) -> Float64:
 
 def number(value: Any) -> float:
     """One number."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+    found = host.scalar(value)
+    if not _fits(found, (int, float)):
         raise InputError(f"is {shown(value)}, must be a number")
     try:
-        return float(value)
+        return float(found)
     except OverflowError:
         raise InputError("is too large for float64") from None
 
 
 def count(value: Any) -> int:
     """An integer of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+    found = host.scalar(value)
+    if not _fits(found, (int,)) or found < 0:
         raise InputError(f"is {shown(value)}, must be an integer of at least 0")
-    return int(value)
+    return int(found)
 
 
 def flag(value: Any) -> bool:
     """A boolean."""
-    if not isinstance(value, bool | np.bool_):
+    found = host.scalar(value)
+    if not isinstance(found, bool):
         raise InputError(f"is {shown(value)}, must be true or false")
-    return bool(value)
+    return found
 
 
 def label(value: Any) -> str:
@@ -100,7 +104,7 @@ def shown(value: Any) -> str:
 def _array(value: Any, kinds: str, types: tuple[type, ...], entry: str) -> NDArray[Any]:
     if isinstance(value, list | tuple):
         return _listed(value, types, entry)
-    found = np.asarray(value)
+    found = host.array(value)
     if found.ndim != 1:
         what = f"an array of shape {found.shape}" if found.ndim else shown(value)
         raise InputError(f"is {what}, must be a list; each entry {entry}")
@@ -110,12 +114,21 @@ def _array(value: Any, kinds: str, types: tuple[type, ...], entry: str) -> NDArr
 
 
 def _listed(value: Sequence[Any], types: tuple[type, ...], entry: str) -> NDArray[Any]:
-    if not set(map(type, value)) <= set(types):  # at C speed; Python only looks for the culprit
-        index = next(i for i, each in enumerate(value) if type(each) not in types)
-        raise InputError(f"entry {index} is {shown(value[index])}, must be {entry}")
+    if not set(map(type, value)) <= set(types):  # at C speed; Python numbers need no closer look
+        value = [host.scalar(each) for each in value]
+        index = next((i for i, each in enumerate(value) if not _fits(each, types)), None)
+        if index is not None:
+            raise InputError(f"entry {index} is {shown(value[index])}, must be {entry}")
     dtype = np.float64 if float in types else np.int64
     try:
         return np.array(value, dtype=dtype)
     except OverflowError:
         index = max(range(len(value)), key=lambda i: int.bit_length(value[i]) if isinstance(value[i], int) else 0)
         raise InputError(f"entry {index} is {shown(value[index])}, too large for {dtype.__name__}") from None
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a scalar is one of the types, where int and float stand for all integers and all reals."""
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, numbers.Real if float in types else numbers.Integral)
