@@ -36,6 +36,12 @@ def test_unicode_line_separators_do_not_end_a_record(tmp_path, start, end, close
     assert read_jsonl(path).columns.names == ("a", "b")
 
 
+def test_key_may_stand_once_in_each_object(tmp_path):
+    path = tmp_path / "nested.jsonl"
+    path.write_bytes(b'{"id": "a", "text": {"id": "b", "inner": [{"id": 1}, {"id": 2}]}}\n{"id": "a"}\n')
+    assert [each["id"] for _, each in read_lines(path)] == ["a", "a"]
+
+
 def test_lone_surrogate_in_metadata_is_harmless(tmp_path):
     path = tmp_path / "lone.jsonl"
     path.write_bytes(json.dumps(record("a", text="\ud800")).encode() + b"\n")
@@ -59,10 +65,27 @@ def test_line_numbers_count_newline_bytes(tmp_path):
         (b'{"id": "b", ', r"bad\.jsonl:2: is not JSON"),
         (b'{"id": "b"} {}', r"bad\.jsonl:2: is not JSON: Extra data"),
         (b"\xef\xbb\xbf{}", r"bad\.jsonl:2: is not JSON"),
+        (
+            b'{"id": "b", "reward": 1, "reward": 2}',
+            r"bad\.jsonl:2: holds the key 'reward' more than once in one object",
+        ),
+        (b'{"id": "b", "reward": 1, "reward": 1}', r"bad\.jsonl:2: holds the key 'reward'"),
+        (b'{"id": "b", "text": {"\\u00e9": 1, "\xc3\xa9": 2}}', r"bad\.jsonl:2: holds the key '\\xe9'"),
         (b"[" * 100_000, r"bad\.jsonl:2: is not JSON"),
         (b'{"reward": ' + b"9" * 5000 + b"}", r"bad\.jsonl:2: is not JSON"),
     ],
-    ids=["byte", "raw surrogate", "cut", "two values", "late BOM", "deep", "huge"],
+    ids=[
+        "byte",
+        "raw surrogate",
+        "cut",
+        "two values",
+        "late BOM",
+        "twice",
+        "twice the same",
+        "twice inside",
+        "deep",
+        "huge",
+    ],
 )
 def test_line_that_cannot_be_read_is_named(tmp_path, line, words):
     path = tmp_path / "bad.jsonl"
