@@ -43,7 +43,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
         with _open(path) as stream:
             for number, line in enumerate(stream, 1):
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if not text.isspace():
+                if text and not text.isspace():
                     yield number, _parse(text, f"{path}:{number}")
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error

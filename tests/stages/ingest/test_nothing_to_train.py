@@ -38,6 +38,15 @@ def test_empty_file_is_refused(tmp_path, records):
         read_jsonl(path)
 
 
+@pytest.mark.parametrize("blank", [b"", b"\n", b"\r\n \n\t"], ids=["nothing", "LF", "blank lines"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"], ids=["plain", "BOM"])
+def test_blank_file_is_refused(tmp_path, start, blank):
+    path = tmp_path / "blank.jsonl"
+    path.write_bytes(start + blank)
+    with pytest.raises(InputError, match=r"blank\.jsonl: holds 0 trajectories"):
+        read_jsonl(path)
+
+
 def test_line_that_is_no_object_is_refused_with_its_number(tmp_path):
     path = tmp_path / "list.jsonl"
     path.write_bytes(b"\n[]\n")
