@@ -19,8 +19,9 @@ from harts.stages.ingest.sharing import SharingConfig, ingest
 class Jsonl(Stage[None, CompactTrie]):
     """Read one step's trajectories, in the full or the front-coded form, and build their trie.
 
-    The host holds about 5 bytes a semantic token (and 8 for each per-token column), one record at a time beside it, and
-    4 more while sorting. The fields of a record are those of `rollout_batch`.
+    Planning itself holds about 5 bytes a semantic token on the host (8 more for each per-token column of numbers, 1 for
+    `shared_trained_token: once`), one record at a time beside it, and 4 more while sorting. Checking the values between
+    stages (`observe.verify: on`) takes more. The fields of a record are those of `rollout_batch`.
     """
 
     class Config(SharingConfig):
