@@ -90,6 +90,8 @@ def _train(part: list[dict[str, Any]]) -> Iterator[str]:
         yield f"  {step['step']:>4} {numbers} {step['seconds']:>9.2f}"
         if step["router_z"] is not None:
             yield f"       router z {step['router_z']:.6g}, balance {step['router_balance']:.6g}"
+        if step["trained_tokens"] == 0:
+            yield "       nothing to train: no optimizer step"
 
 
 def _comparison(part: dict[str, Any]) -> Iterator[str]:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from harts.errors import PlanError
-from harts.ir import Value
+from harts.ir import CompactLayout, PerMicrobatch
 
 DIGEST_BYTES = 16
 
 
-def agree(plan: Value, group: dist.ProcessGroup | None = None) -> None:
-    """Exchange the digests of a plan; one collective of 16 bytes a rank.
+def agree(layouts: PerMicrobatch[CompactLayout], group: dist.ProcessGroup | None = None) -> None:
+    """Exchange the digests of a step's layouts; one collective of 16 bytes a rank.
+
+    Everything counts that the ranks compute with: tokens, columns, chunk size, rounds, layout, membership, slots. Only
+    the name of the rollouts' source does not, as ranks may read them from different places.
 
     Args:
-        plan: this rank's plan, usually the `StepPlan`.
+        layouts: every microbatch of the step, as this rank planned it.
         group: the ranks that must agree; None is the default group.
 
     Raises:
         PlanError: on every rank alike, with all digests and how many ranks hold each.
     """
-    mine = plan.digest()
+    mine = replace(layouts, step=replace(layouts.step, source="")).digest()
     sent = torch.frombuffer(bytearray.fromhex(mine), dtype=torch.uint8)
     received = [torch.empty(DIGEST_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, sent, group=group)

@@ -124,18 +124,23 @@ class _Totals:
         if outputs.router_z is not None:
             share = outputs.router_z / self.step.semantic_tokens
             self.router_z = (self.router_z or 0.0) + float(share.detach())
-            loss = loss + self.config.router_z_coefficient * share
+            loss = loss + self._coefficient("router_z") * share
         if outputs.router_balance is not None:
             share = outputs.router_balance * part
             self.router_balance = (self.router_balance or 0.0) + float(share.detach())
-            loss = loss + self.config.router_balance_coefficient * share
+            loss = loss + self._coefficient("router_balance") * share
         return loss
+
+    def _coefficient(self, loss: str) -> float:
+        """Of a router loss; 0 in a step that trains nothing, whose loss and gradients are exactly 0."""
+        given: float = getattr(self.config, f"{loss}_coefficient")
+        return given if self.step.trained_tokens else 0.0
 
     def result(self, trees: list[SegmentTree], norm: float, seconds: float) -> StepResult:
         """The step's numbers, log-probs in the caller's order."""
         offset = _prediction_offset(trees)
-        router = self.config.router_z_coefficient * (self.router_z or 0.0)
-        router += self.config.router_balance_coefficient * (self.router_balance or 0.0)
+        router = self._coefficient("router_z") * (self.router_z or 0.0)
+        router += self._coefficient("router_balance") * (self.router_balance or 0.0)
         return StepResult(
             loss=self.policy + router,
             policy_loss=self.policy,

@@ -18,7 +18,10 @@ from harts.stages.restore.labels import Predictions, predictions
 from tests.parity.cases import Case
 from tests.parity.rig import faults, layouts_of, runs
 
-CASE = Case(number=50, rule="kda", attention="mla", feed_forward="softmax", recompute="none", replicas=1, split=False)
+CASES = {
+    "kda-mla": Case(50, "kda", "mla", "softmax", "none", 1, False),
+    "gdn-gqa": Case(50, "gdn", "gqa", "sigmoid", "full", 1, False),
+}
 CLEAR = 1e-3
 
 Layouts = PerMicrobatch[CompactLayout]
@@ -59,8 +62,7 @@ def number_positions_by_row(_: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
     return mutated(layouts, lambda layout: {"position_ids": np.arange(len(layout.position_ids))})
 
 
-def forget_ancestors(_: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
-    """Replay starts at the anchor, but from rows shifted by one."""
+def shift_replay_rows(_: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
     return mutated(layouts, lambda layout: {"replay_row": np.maximum(layout.replay_row - 1, 0)})
 
 
@@ -84,22 +86,24 @@ MUTATIONS: list[Mutation] = [
     skip_conv_context,
     count_rows_once,
     number_positions_by_row,
-    forget_ancestors,
+    shift_replay_rows,
     label_by_physical_neighbour,
 ]
 
 
-def test_the_case_passes_unmutated_and_uses_what_the_mutations_break():
-    layouts = layouts_of(CASE, "min_call")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_case_passes_unmutated_and_uses_what_the_mutations_break(case: Case):
+    layouts = layouts_of(case, "min_call")
     (layout,) = layouts.items
     assert layout.plan.rounds > 1
     assert len(layout.plan.state_sequence) > 0
     assert len(layout.replay_row) > 0
-    assert not faults(next(runs(CASE, layouts)), next(runs(CASE, layouts_of(CASE, "flat"))), 1e-10)
+    assert not faults(next(runs(case, layouts)), next(runs(case, layouts_of(case, "flat"))), 1e-10)
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_mutation_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch):
-    theirs = next(runs(CASE, layouts_of(CASE, "flat")))
-    layouts = mutation(monkeypatch, layouts_of(CASE, "min_call"))
-    assert faults(next(runs(CASE, layouts)), theirs, CLEAR)
+def test_mutation_is_caught(mutation: Mutation, case: Case, monkeypatch: pytest.MonkeyPatch):
+    theirs = next(runs(case, layouts_of(case, "flat")))
+    layouts = mutation(monkeypatch, layouts_of(case, "min_call"))
+    assert faults(next(runs(case, layouts)), theirs, CLEAR)

@@ -1,38 +1,40 @@
 """Ranks with different plans all raise, before anything can hang."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pytest
 import torch.distributed as dist
 
 from harts.errors import PlanError
-from harts.ir import StepPlan
+from harts.ir import CompactLayout, PerMicrobatch
 from harts.train.agreement import agree
+from tests.forests import paths_of, trie_of
+from tests.stages.restore.layouts import layout_of
+from tests.train.rig import layouts_of
+
+PATHS = paths_of([(-1, 9), (0, 4), (0, 5)])
 
 
-def step_plan(work: int) -> StepPlan:
-    return StepPlan(
-        source="test",
-        capacity=None,
-        replicas=1,
-        microbatch=np.zeros(2, dtype=np.int32),
-        work=np.array([work], dtype=np.int64),
-        candidates=("one",),
-        scores=np.array([[work, work, work]], dtype=np.int64),
-        chosen=0,
-        semantic_tokens=9,
-        compact_tokens=work,
-        trained_tokens=3,
-        trained_trajectories=1,
-    )
+def step_of(how: str) -> PerMicrobatch[CompactLayout]:
+    """The same step but for one thing."""
+    paths = [[*PATHS[0][:-1], 12], *PATHS[1:]] if how == "tokens" else PATHS
+    layouts: PerMicrobatch[CompactLayout] = layouts_of(trie_of(paths), [range(len(paths))])
+    if how == "source":
+        return replace(layouts, step=replace(layouts.step, source="elsewhere"))
+    if how == "chunk size":
+        tree = layouts.items[0].plan.tree
+        changed = layout_of(tree)
+        return replace(layouts, items=(replace(changed, plan=replace(changed.plan, chunk_size=3)),))
+    return layouts
 
 
-def rank_main(rank: int, store: str, work: int, answers: Any) -> None:
+def rank_main(rank: int, store: str, how: str, answers: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
-        agree(step_plan(work))
+        agree(step_of(how))
         answers.put((rank, None))
     except PlanError as error:
         answers.put((rank, str(error)))
@@ -40,12 +42,12 @@ def rank_main(rank: int, store: str, work: int, answers: Any) -> None:
         dist.destroy_process_group()
 
 
-def run_ranks(tmp_path: Path, works: tuple[int, int]) -> dict[int, str | None]:
+def run_ranks(tmp_path: Path, hows: tuple[str, str]) -> dict[int, str | None]:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     ranks = [
-        context.Process(target=rank_main, args=(rank, str(tmp_path / "store"), work, answers))
-        for rank, work in enumerate(works)
+        context.Process(target=rank_main, args=(rank, str(tmp_path / "store"), how, answers))
+        for rank, how in enumerate(hows)
     ]
     for process in ranks:
         process.start()
@@ -56,13 +58,15 @@ def run_ranks(tmp_path: Path, works: tuple[int, int]) -> dict[int, str | None]:
     return found
 
 
-def test_equal_plans_pass(tmp_path):
-    assert run_ranks(tmp_path, (5, 5)) == {0: None, 1: None}
+def test_equal_plans_pass_wherever_the_rollouts_were_read(tmp_path):
+    assert run_ranks(tmp_path, ("same", "source")) == {0: None, 1: None}
 
 
-def test_different_plans_raise_on_every_rank_with_both_digests(tmp_path):
-    found = run_ranks(tmp_path, (5, 6))
+@pytest.mark.parametrize("how", ["tokens", "chunk size"])
+def test_different_plans_raise_on_every_rank_with_both_digests(tmp_path, how):
+    found = run_ranks(tmp_path, ("same", how))
     for message in found.values():
         assert message is not None
-        assert step_plan(5).digest() in message
-        assert step_plan(6).digest() in message
+    digests = [message.split(": ")[1] for message in found.values() if message]
+    assert digests[0].count(" on 1 ranks") == 2
+    assert digests[0].split("; rank")[0] == digests[1].split("; rank")[0]

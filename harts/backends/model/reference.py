@@ -54,7 +54,9 @@ class Reference(Model):
             InputError: a token id is not in the vocabulary.
         """
         self._check_tokens(plan)
-        x = self.module.embedding(plan.input_ids)
+        padding = torch.arange(len(plan.input_ids), device=plan.input_ids.device) >= plan.rows
+        # zeros, whatever token 0 holds: a NaN in a padding row would reach every weight gradient as 0 * NaN
+        x = self.module.embedding(plan.input_ids).masked_fill(padding[:, None], 0.0)
         found: list[RouterStatistics] = []
         for block in self.module.blocks:
             x, statistics = self._run(block, x, plan)

@@ -54,8 +54,11 @@ def _inverse_temperature(columns: Columns, token: Int64) -> Float64 | None:
     if values is None:
         return None
     picked = values[token]
-    bad = np.flatnonzero(~(np.isfinite(picked) & (picked > 0)))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = 1.0 / picked
+        scales = np.isfinite(inverse.astype(np.float32)) & (inverse > 0)
+    bad = np.flatnonzero(~(np.isfinite(picked) & scales))
     if bad.size:
         where = columns.locate(int(token[bad[0]]))
-        raise InputError(f"{where}: temperature is {picked[bad[0]]}, must be positive and finite")
-    return np.asarray(1.0 / picked)
+        raise InputError(f"{where}: temperature is {picked[bad[0]]}; it and its inverse must be positive and finite")
+    return np.asarray(inverse)
