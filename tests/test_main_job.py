@@ -167,7 +167,7 @@ def test_log_probs_of_one_microbatch_carry_a_graph(small):
 def test_failing_training_saves_the_plan_and_says_how_to_rerun(call, small, tmp_path):
     code, out, err = call("run", QUICKSTART, *options(small), "--set", "model.vocab_size=3", "--dump", tmp_path / "d")
     assert (code, out) == (1, "")
-    assert "vocab_size is 3" in err
+    assert "outside the model's vocabulary of 3" in err
     words = shlex.split(err.rpartition("rerun it with: ")[2])
     assert words[:2] == ["harts", "run"]
     assert load(words[-1]).items[0].kind == "compact_layout"

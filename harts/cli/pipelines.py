@@ -12,7 +12,7 @@ import yaml
 
 import harts.explain
 from harts.cli.output import result
-from harts.cli.training import train
+from harts.cli.training import check_settings, train
 from harts.config import Scope, Settings, load_settings
 from harts.errors import ConfigError, InputError
 from harts.ir import CompactLayout, PerMicrobatch, SemanticOutputs, Value
@@ -30,6 +30,7 @@ def check(given: Namespace) -> int:
     pipeline = Pipeline(settings)
     if settings.scope == "all" and "execute" in settings.order:
         _ = pipeline.env
+        check_settings(pipeline)
     stages = [f"{kind}: {settings.components[kind].name}" for kind in settings.order]
     report = {"file": str(given.file), "ok": True, "scope": settings.scope, "stages": stages}
     result(report, f"{given.file}: ok ({', '.join(stages)})", given.json)
@@ -69,6 +70,7 @@ def run(given: Namespace) -> int:
         raise ConfigError(f"{given.file}: pipeline: a run ends with restore; `harts plan` runs planning alone")
     pipeline = Pipeline(settings)
     _ = pipeline.env  # what cannot serve is said before anything runs
+    check_settings(pipeline)
     start = _start(given)
     if settings.train is not None:
         layouts = _layouts(pipeline, start)

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from harts.errors import ConfigError
 from harts.ir import CompactLayout, PerMicrobatch
 from harts.pipeline import Pipeline
 from harts.report import comparison_report, steps_report
+
+
+def check_settings(pipeline: Pipeline) -> None:
+    """Find conflicts between the `train` section and others; builds the model.
+
+    Raises:
+        ConfigError: with every one.
+    """
+    from harts.train.check import setting_faults  # noqa: PLC0415  (imports torch)
+
+    settings = pipeline.settings
+    config: Any = settings.train
+    if config is None:
+        return
+    objective, restore = settings.components["train.objective"], settings.components["restore"].config
+    faults = setting_faults(objective.cls(objective.config), config, restore, pipeline.env.dtype)
+    if faults:
+        raise ConfigError("\n".join(f"{settings.path}: {fault}" for fault in faults))
 
 
 def train(pipeline: Pipeline, layouts: PerMicrobatch[CompactLayout]) -> tuple[dict[str, Any], bool]:

@@ -69,6 +69,16 @@ class Objective(ABC):
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the rollouts must have; `advantage` and its like stand for either form."""
+        return ()
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `restore.entropy` must be true."""
+        return float(getattr(self.config, "entropy_coefficient", 0.0)) > 0
+
     @abstractmethod
     def loss(self, terms: LossTerms) -> Tensor:
         """This microbatch's share of the step's loss: the shares of all microbatches add up to it; scalar.
@@ -113,6 +123,11 @@ class Grpo(Objective):
         old_logprobs: Literal["batch", "current"] = "batch"
         """batch: the policy that sampled, from the data. current: this policy before the step (on-policy, ratio 1)."""
 
+    @property
+    def columns(self) -> tuple[str, ...]:  # noqa: D102
+        old = ("old_logprobs",) if self.config.old_logprobs == "batch" else ()
+        return ("advantage", *old, *_reference(self.config))
+
     def loss(self, terms: LossTerms) -> Tensor:  # noqa: D102
         current = self.config.old_logprobs == "current"
         old = terms.current.detach() if current else sampled_logprobs(terms)
@@ -129,6 +144,10 @@ class Ppo(Objective):
         """The ratio is clipped to [1 - clip, 1 + clip]."""
         clip_high: PositiveFloat | None = None
         """Upper clip if it differs: [1 - clip, 1 + clip_high]."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # noqa: D102
+        return ("advantage", "old_logprobs", *_reference(self.config))
 
     def loss(self, terms: LossTerms) -> Tensor:  # noqa: D102
         low, high = self.config.clip, self.config.clip_high
@@ -152,6 +171,10 @@ def policy_loss(terms: LossTerms, old: Tensor, low: float, high: float, config: 
 def sampled_logprobs(terms: LossTerms) -> Tensor:
     """Log-probs of the trained tokens under the policy that sampled them, [t]."""
     return terms.column("old_logprobs", terms.columns.old_logprobs)
+
+
+def _reference(config: Any) -> tuple[str, ...]:
+    return ("ref_logprobs",) if config.kl_coefficient > 0 else ()
 
 
 def surrogate(terms: LossTerms, old: Tensor, low: float, high: float) -> Tensor:

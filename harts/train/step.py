@@ -21,6 +21,7 @@ from harts.errors import HartsError
 from harts.ir import CompactLayout, CompactOutputs, PerMicrobatch, SegmentTree, SemanticOutputs, StepPlan
 from harts.ir.base import Float64, Int64
 from harts.ir.runs import offsets, ranges
+from harts.train.check import check_rollouts
 from harts.train.config import TrainConfig
 from harts.train.objectives import LossTerms, Objective
 
@@ -72,8 +73,10 @@ def run_step(
         on_microbatch: called with each microbatch's number once its backward is done.
 
     Raises:
+        InputError: the rollouts lack a column or hold a token outside the vocabulary.
         HartsError: a loss or a gradient is not finite; the microbatch or parameter is named.
     """
+    check_rollouts(layouts, objective, execute.env.model.head_weight().shape[0])
     module = execute.env.model.module
     module.zero_grad(set_to_none=True)
     begin = time.perf_counter()

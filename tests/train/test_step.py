@@ -109,7 +109,9 @@ def test_a_step_that_trains_nothing_says_so_and_is_not_applied(optimizer: Any) -
     layouts = layouts_of(trie_of(TRAJECTORIES, loss_mask=unmasked()), [[0, 1], [2, 3, 4]])
     result = run_step(layouts, execute, restore_of(execute), SFT, config)
     assert result.trained_tokens == 0
-    assert result.policy_loss == 0.0
+    assert result.loss == result.policy_loss == result.gradient_norm == 0.0
+    assert result.router_z is not None
+    assert result.router_z > 0
     apply_step(execute.env, build_optimizer(config, module), result)
     assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
 
