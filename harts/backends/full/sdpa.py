@@ -18,9 +18,9 @@ from harts.backends.plan_tensors import AttentionViews
 class Sdpa(FullAttention):
     """`torch.nn.functional.scaled_dot_product_attention`, branch by branch; MHA, GQA and MLA, any float dtype.
 
-    Keys and values of all branches are gathered at once. Every branch ends at a leaf of its own, so these are at most
-    S rows. Neither scores nor masks are held as a whole: torch's fused kernels keep no scores, and the mask of a
-    branch that has ancestors is a view of one line.
+    Keys and values of all branches are gathered at once: sum of h + l rows over branches, at most S where every branch
+    ends at a leaf of its own, as with the call plans `min_call` and `flat`. Neither scores nor masks are held as a
+    whole: torch's fused kernels keep no scores, and the mask of a branch that has ancestors is a view of one line.
     """
 
     def why_not(self, need: Need) -> list[str]:
