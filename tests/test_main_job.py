@@ -104,6 +104,28 @@ def test_quickstart_trains_with_parity(call, small):
     assert report["microbatches"]["count"] > 1
 
 
+def test_quickstart_as_it_is_trains_with_parity(call):
+    code, out, err = call("run", QUICKSTART, "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["sharing"]["semantic_tokens"], report["sharing"]["compact_tokens"]) == (46_727, 19_175)
+    assert report["comparison"]["passed"]
+    assert report["comparison"]["tolerance"] == 1e-10
+
+
+@pytest.mark.slow
+def test_real_rollouts_train_their_step_with_parity(call):
+    path = shared_data() / "quickstart" / "rollouts_dense.jsonl.gz"
+    code, out, err = call("run", QUICKSTART, "--set", f"ingest.path={path}", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    sharing = report["sharing"]
+    assert (sharing["trajectories"], sharing["semantic_tokens"], sharing["compact_tokens"]) == (82, 212_329, 51_123)
+    assert report["train"][0]["trained_tokens"] == 23_222
+    assert report["comparison"]["passed"]
+    assert report["comparison"]["steps"][0]["gradient"] <= 1e-10
+
+
 def test_failing_parity_is_exit_code_1_and_shows_no_speed(call, small, monkeypatch):
     from harts.stages.execute.compact import Compact
 
