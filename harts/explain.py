@@ -48,6 +48,7 @@ def _component(component: Component) -> dict[str, Any]:
         "package": names(component.kind)[component.name][1],
         "about": about[0] if about else "",
         "config": component.config.model_dump(mode="json"),
+        "means": {name: field.description or "" for name, field in type(component.config).model_fields.items()},
     }
 
 
@@ -95,16 +96,24 @@ def render_explanation(report: dict[str, Any]) -> str:
         how = ", each microbatch" if stage["each_microbatch"] else ""
         lines += ["", f"{stage['stage']}: {stage['type']}  ({stage['class']}, {stage['package']})"]
         lines += [f"  {stage['about']}", f"  {stage['takes']} -> {stage['gives']}{how}"]
-        lines += [f"    {key}: {_plain(value)}" for key, value in stage["config"].items()]
+        lines += _values(stage)
     for section, part in report.get("backends", {}).items():
         lines += ["", f"{section}: {part['type']}  ({part['class']}, {part['package']})", f"  {part['about']}"]
-        lines += [f"    {key}: {_plain(value)}" for key, value in part["config"].items()]
+        lines += _values(part)
     for kind, found in report.get("serving", {}).items():
         lines += ["", f"{kind} that could serve this model"]
         lines += [f"  {name}: {'; '.join(reasons) or 'yes'}" for name, reasons in found.items()]
     if report["scope"] == "plan":
         lines += ["", "Planning only; execution and training are not looked at."]
     return "\n".join(lines)
+
+
+def _values(part: dict[str, Any]) -> Iterator[str]:
+    """Each value of a section, and under it what it means."""
+    for key, value in part["config"].items():
+        yield f"    {key}: {_plain(value)}"
+        if part["means"][key]:
+            yield f"        {' '.join(part['means'][key].split())}"
 
 
 def _plain(value: Any) -> str:

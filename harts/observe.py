@@ -27,6 +27,9 @@ class Observer:
     def begin(self, stage: str, items: int) -> None:
         """A stage starts, on this many values."""
 
+    def given(self, value: Value) -> None:
+        """A value comes from outside, to be resumed from."""
+
     def advance(self) -> None:
         """One of its values is done."""
 
@@ -45,7 +48,7 @@ class News:
         """By id; the values are held, so that no id is used again."""
 
     def of(self, value: Value) -> list[Value]:
-        """The value and what it holds, if new, from the outside in."""
+        """The value and what it holds, if new, from the inside out."""
         held: dict[int, Value] = {}
         waiting = deque([value])
         while waiting:
@@ -53,7 +56,7 @@ class News:
             if id(each) not in held:
                 held[id(each)] = each
                 waiting.extend(each.parents())
-        found = [each for key, each in held.items() if key not in self._known]
+        found = [each for key, each in reversed(held.items()) if key not in self._known]
         self._known = held
         return found
 
@@ -65,9 +68,12 @@ class Verify(Observer):
         self.roundtrip = roundtrip
         self.news = News()
 
-    def __call__(self, stage: str, value: Value, seconds: float) -> None:  # noqa: D102
+    def given(self, value: Value) -> None:  # noqa: D102
         for each in self.news.of(value):
             each.verify()
+
+    def __call__(self, stage: str, value: Value, seconds: float) -> None:  # noqa: D102
+        self.given(value)
         if self.roundtrip and decode(encode(value)).digest() != value.digest():
             raise VerifyError(f"{value.kind}: after {stage}, encoding and decoding it gives another digest")
 
@@ -80,7 +86,7 @@ class Print(Observer):
         self.news = News()
 
     def __call__(self, stage: str, value: Value, seconds: float) -> None:  # noqa: D102
-        for each in self.news.of(value):
+        for each in reversed(self.news.of(value)):
             if each.kind in self.kinds:
                 print(format_value(each, self.limit), file=self.stream)
 
@@ -92,7 +98,10 @@ class Dump(Observer):
         self.folder, self.order = folder, order
 
     def __call__(self, stage: str, value: Value, seconds: float) -> None:  # noqa: D102
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CodecError(f"{self.folder}: cannot be made: {error.strerror}") from error
         save(value, self.folder / f"{self.order.index(stage) + 1:02}_{stage}.harts")
 
 

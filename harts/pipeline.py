@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harts.config import BACKEND_SECTIONS, Component, Lift, Scope, Settings, lifts, load_settings
+from harts.config import BACKEND_SECTIONS, Component, Lift, ObserveConfig, Scope, Settings, lifts, load_settings
 from harts.config.edges import type_name
 from harts.errors import BackendError, ConfigError, InputError
-from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, SegmentTree, SemanticOutputs, Value
+from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, RoundPlan, SegmentTree, SemanticOutputs, Value
 from harts.observe import Observer, SavedOnFailure, Times, build_observers
 from harts.registry import resolve
 
@@ -145,10 +145,29 @@ class Pipeline:
 
         Raises:
             InputError: no edge of this pipeline holds such a value.
+            VerifyError: the value breaks an invariant, and `observe.verify` is not off.
+            ConfigError: it was planned for another chunk size or convolution than this file's.
         """
+        for observer in self.observers:
+            observer.given(value)
+        self._check_plan(value)
         start, single = self._place(value)
         made: Value = self._run(value, start, self._end(until), single)
         return made
+
+    def _check_plan(self, value: Value) -> None:
+        """Compare what a value was planned for with what this file's backends will be asked for."""
+        parts = list(everything(value))
+        planned = {
+            "call_plan.chunk_size": {part.chunk_size for part in parts if isinstance(part, RoundPlan)},
+            "layout.conv_width": {part.context_row.shape[1] + 1 for part in parts if isinstance(part, CompactLayout)},
+        }
+        for key, found in planned.items():
+            section, _, field = key.partition(".")
+            wanted = getattr(getattr(self.settings.components.get(section), "config", None), field, None)
+            if wanted is not None and found - {wanted}:
+                got = sorted(found)[0]
+                raise ConfigError(f"{self.settings.path}: {key}: is {wanted}, but the value was planned with {got}")
 
     def _end(self, until: str | None) -> int:
         order = self.settings.order
@@ -214,6 +233,11 @@ class Pipeline:
         words = ["harts", "plan" if self.settings.scope == "plan" else "run", str(self.settings.path)]
         for override in self.settings.overrides:
             words += ["--set", override]
+        for option in ("verify", "dump"):
+            value = getattr(self.settings.observe, option)
+            told = any(override.startswith(f"observe.{option}=") for override in self.settings.overrides)
+            if not told and value != ObserveConfig.model_fields[option].default:
+                words += [f"--{option}", str(value)]
         return shlex.join(words)
 
     def logprobs(self, layout: CompactLayout) -> SemanticOutputs:
@@ -231,6 +255,13 @@ class Pipeline:
         stage = cls(cls.Config(chunk_size=self._number("call_plan", "chunk_size")))
         trees: list[SegmentTree] = [layout.plan.tree for layout in layouts.items]
         return PerMicrobatch(layouts.step, tuple(self.stage("layout").run(stage.run(tree)) for tree in trees))
+
+
+def everything(value: Value) -> Iterator[Value]:
+    """A value and all that it holds."""
+    yield value
+    for held in value.parents():
+        yield from everything(held)
 
 
 def type_of(value: Value) -> Any:

@@ -121,7 +121,8 @@ def test_failing_stage_prints_its_text_and_the_rerun_command(call, path, tmp_pat
     assert (code, out) == (1, "")
     text, note = err.splitlines()
     assert text == "5 cannot be squared"
-    command = f"harts plan {path} --set call_plan.fails_at=5 --from {tmp_path}/d/failed_call_plan_input.harts"
+    dump = f"{tmp_path}/d"
+    command = f"harts plan {path} --set call_plan.fails_at=5 --dump {dump} --from {dump}/failed_call_plan_input.harts"
     assert note == f"the stage call_plan failed; rerun it with: {command}"
     assert load(tmp_path / "d" / "failed_call_plan_input.harts").kind == "per_microbatch"
     assert call(*command.split()[1:])[0] == 1

@@ -68,14 +68,23 @@ def _files(add: Callable[[str, str, Command], argparse.ArgumentParser]) -> None:
     form = inspect.add_mutually_exclusive_group()
     form.add_argument("--dot", action="store_true", help="as a graph in Graphviz's language")
     form.add_argument("--digest", action="store_true", help="only the hash of the content")
-    inspect.add_argument("--limit", metavar="LINES", type=int, default=200, help="lines of text at most (200); 0: all")
+    inspect.add_argument(
+        "--limit", metavar="LINES", type=_count, default=200, help="lines of text at most (200); 0: all"
+    )
     inspect.add_argument("--item", metavar="K", type=int, help="only microbatch K, from 0, of a value a microbatch")
     diff = add("diff", "Compare two dumped values field by field; exit code 1 if they differ.", files.diff)
     diff.add_argument("first", metavar="A", type=Path)
     diff.add_argument("second", metavar="B", type=Path)
     diff.add_argument("--tolerance", type=float, help="floats may differ by this much, relative above 1 (exact)")
-    diff.add_argument("--limit", metavar="LINES", type=int, default=200, help="differences at most (200); 0: all")
+    diff.add_argument("--limit", metavar="LINES", type=_count, default=200, help="differences at most (200); 0: all")
     add("backends", "List every registered name, its package, and whether it can be imported.", files.backends)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
 
 
 def _version() -> str:

@@ -32,7 +32,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str], faults: Faults) -> Non
 
 
 def _path(name: str) -> Path:
-    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
+    return tuple(int(part) if part.isascii() and part.isdigit() else part for part in name.split("."))
 
 
 def _put(data: Any, path: Path, value: Any) -> str | None:

@@ -48,7 +48,7 @@ class Sections:
         if self.faults.found:
             return None
         built = {section: each for section, each in components.items() if each is not None}
-        used = {*wanted, "pipeline", "observe", "device", *(["train"] if train_config else [])}
+        used = {*wanted, "pipeline", "observe", "device", *(["train"] if self.scope == "all" else [])}
         untouched = {key: value for key, value in self.tree.data.items() if key not in used}
         assert isinstance(observe, ObserveConfig)
         return Settings(path, overrides, self.scope, self.order, built, observe, device, train, untouched, self.listed)
@@ -90,7 +90,7 @@ class Sections:
         if "execute" in self.order:
             for section in [section for section in BACKEND_SECTIONS if section not in data]:
                 self.faults.add(self.tree.key_spot(("execute",)), section, "is required: execute runs it")
-        if "train" in data:
+        if data.get("train") is not None:
             found["train.objective"] = "objectives"
         return found
 
@@ -118,7 +118,7 @@ class Sections:
             self.faults.add(self.tree.value_spot(here), dotted(here), str(error))
 
     def _train_config(self) -> type[StageConfig] | None:
-        if self.scope == "plan" or "train" not in self.tree.data:
+        if self.scope == "plan" or self.tree.data.get("train") is None:
             return None
         for kind in [kind for kind in ("execute", "restore") if kind not in self.listed]:
             self.faults.add(self.tree.key_spot(("train",)), "train", f"needs the stage {kind} in `pipeline`")

@@ -22,8 +22,10 @@ def save_shards(value: PerMicrobatch[Any], folder: str | Path) -> None:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("microbatch_*.harts"):  # of an earlier plan, which may have had more
+            stale.unlink()
     except OSError as error:
-        raise CodecError(f"{folder}: cannot be made: {error.strerror}") from error
+        raise CodecError(f"{folder}: cannot be made ready: {error.strerror}") from error
     for index, item in enumerate(value.items):
         save(item, folder / _name(index))
     save(value.step, folder / STEP)
