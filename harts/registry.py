@@ -66,7 +66,7 @@ def names(kind: str) -> dict[str, tuple[str, str]]:
 
 def _offers(kind: str) -> Iterator[tuple[str, str, str]]:
     for point in entry_points(group=group(kind)):
-        yield point.name, point.value, point.dist.name if point.dist else "an unnamed package"
+        yield point.name, f"{point.module}:{point.attr}", point.dist.name if point.dist else "an unnamed package"
     for name, (target, package) in _added.get(kind, {}).items():
         yield name, target, package
 
@@ -98,6 +98,9 @@ def resolve(kind: str, name: str) -> type[Any]:
     module, _, attribute = target.partition(":")
     try:
         found: type[Any] = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind}: {name!r} of {package} cannot be imported: {error}") from error
+    except Exception as error:  # a plug-in's own import can raise anything, and must not take the rest down
+        if package == "harts" and not isinstance(error, ImportError | AttributeError):
+            raise
+        why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{kind}: {name!r} of {package} cannot be imported: {why}") from error
     return found

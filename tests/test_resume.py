@@ -1,11 +1,13 @@
 """What is resumed from is checked first, and the command that reruns a failure reproduces it."""
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harts import registry
 from harts.cli import main
 from harts.errors import ConfigError, VerifyError
 from harts.ir.codec import load, save
@@ -84,3 +86,22 @@ def test_training_can_be_switched_off():
 def test_explain_says_what_a_value_means(capsys: pytest.CaptureFixture[str]):
     assert main(["explain", str(QUICKSTART), "--plan"]) == 0
     assert "Compact tokens that a microbatch may hold; null is no limit." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["check", "--json"], ["plan", str(QUICKSTART), "--nonsense", "--json"]])
+def test_wrong_usage_is_one_json_object_and_code_2(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"] == "ConfigError"
+    assert "usage: harts" in captured.err
+
+
+def test_a_plug_in_that_fails_to_import_is_named_and_takes_nothing_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "broken_plug_in.py").write_text("raise RuntimeError('no licence')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_added", {"layout": {"broken": ("broken_plug_in:Layout", "acme")}})
+    with pytest.raises(ConfigError, match="'broken' of acme cannot be imported: RuntimeError: no licence"):
+        registry.resolve("layout", "broken")
+    assert main(["backends", "--json"]) == 0

@@ -22,12 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # read when torch is first imported: threads that spin while they wait make a busy machine many times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    given = build_parser().parse_args(arguments)
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
+        given = build_parser().parse_args(arguments)
         code: int = given.command(given)
         sys.stdout.flush()
     except HartsError as error:
-        failure(error, given.json)
+        failure(error, as_json)
         return error.exit_code
     except BrokenPipeError:  # the reader went away, as `| head` does; Python would complain once more on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,15 +6,24 @@ import argparse
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 from harts.cli import files, pipelines
+from harts.errors import ConfigError
 
 Command = Callable[[argparse.Namespace], int]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is an error like any other: its text on stderr, or with `--json` one object on stdout."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.format_usage().rstrip()}\n{self.prog}: {message}")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser; the chosen command is its result's `command`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="harts",
         description="Prefix-sharing RL training: plan and train rollout trees, each unique token once.",
         epilog="exit code: 0 ok, 1 the run or comparison failed, 2 bad config or usage",
