@@ -64,6 +64,13 @@ class RoundPlan(Value):
         """Round of each sequence, from 0, [Q]."""
         return np.repeat(np.arange(self.rounds), np.diff(self.round_offset))
 
+    @property
+    def sequence_of(self) -> Int64:
+        """Sequence of each segment, [V]."""
+        found = np.empty(len(self.segment), dtype=np.int64)
+        found[self.segment] = np.repeat(np.arange(len(self.anchor)), np.diff(self.sequence_offset))
+        return found
+
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
         tree, count = self.tree, len(self.anchor)
         yield Invariant("chunk_size", self.chunk_size < 1, "must be at least 1")
@@ -117,9 +124,7 @@ class RoundPlan(Value):
     def _holders(self, sequences: Int64) -> Int64:
         """Sequence of the ancestor segment that holds the position before each anchor; -1 if no ancestor does."""
         tree = self.tree
-        sequence_of = np.empty(len(self.segment) + 1, dtype=np.int64)
-        sequence_of[self.segment] = np.repeat(np.arange(len(self.anchor)), np.diff(self.sequence_offset))
-        sequence_of[-1] = -1
+        sequence_of = np.append(self.sequence_of, -1)  # the last entry is that of no segment, -1
         before = self.anchor[sequences] - 1
         segment = tree.parent[self.head[sequences]].astype(np.int64)
         while True:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from pydantic import PositiveInt
 
 from harts.ir import RoundPlan, SegmentTree
 from harts.ir.runs import expand_runs
-from harts.stages.base import Stage, StageConfig
+from harts.stages.base import Stage
+from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.min_call import plan_rounds
 
 
 class Flat(Stage[SegmentTree, RoundPlan]):
     """The same microbatch computed trajectory by trajectory, packed into one call."""
 
-    class Config(StageConfig):
-        """Only the chunk size."""
-
-        chunk_size: PositiveInt
-        """Tokens per linear-attention chunk, B; must be the backend's."""
+    Config = ChunkConfig
 
     def run(self, tree: SegmentTree, /) -> RoundPlan:
         """Plan one microbatch."""

@@ -6,21 +6,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import PositiveInt
 
 from harts.ir import RoundPlan, SegmentTree
-from harts.stages.base import Stage, StageConfig
+from harts.stages.base import Stage
+from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.sequences import ZERO_STATE, Sequences
 
 
 class MinCall(Stage[SegmentTree, RoundPlan]):
     """Minimise the number of rounds; total replay is fixed by the chunk size alone (15)."""
 
-    class Config(StageConfig):
-        """Only the chunk size."""
-
-        chunk_size: PositiveInt
-        """Tokens per linear-attention chunk, B; must be the backend's."""
+    Config = ChunkConfig
 
     def run(self, tree: SegmentTree, /) -> RoundPlan:
         """Plan one microbatch."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
-
 from harts.ir import RoundPlan, SegmentTree
-from harts.stages.base import Stage, StageConfig
+from harts.stages.base import Stage
+from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.sequences import ZERO_STATE, Sequences
 
 
 class NoReplay(Stage[SegmentTree, RoundPlan]):
     """One sequence a segment, no replay: equal in exact arithmetic, but the chunk grid restarts at every fork."""
 
-    class Config(StageConfig):
-        """Only the chunk size."""
-
-        chunk_size: PositiveInt
-        """Tokens per linear-attention chunk, B; must be the backend's."""
+    Config = ChunkConfig
 
     def run(self, tree: SegmentTree, /) -> RoundPlan:
         """Plan one microbatch; the rounds are the depths of the tree."""

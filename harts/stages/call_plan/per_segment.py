@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
-
 from harts.ir import RoundPlan, SegmentTree
-from harts.stages.base import Stage, StageConfig
+from harts.stages.base import Stage
+from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.sequences import ZERO_STATE, Sequences
 
 
 class PerSegment(Stage[SegmentTree, RoundPlan]):
     """One sequence a segment, replay-prefixed, each in the earliest round in which its state exists."""
 
-    class Config(StageConfig):
-        """Only the chunk size."""
-
-        chunk_size: PositiveInt
-        """Tokens per linear-attention chunk, B; must be the backend's."""
+    Config = ChunkConfig
 
     def run(self, tree: SegmentTree, /) -> RoundPlan:
         """Plan one microbatch."""

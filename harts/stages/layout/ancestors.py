@@ -31,9 +31,7 @@ def place(plan: RoundPlan) -> Place:
     first = offsets(length)
     segment_row = np.empty(len(length), dtype=np.int64)
     segment_row[plan.segment] = first[:-1]
-    sequence_of = np.empty(len(length), dtype=np.int64)
-    sequence_of[plan.segment] = np.repeat(np.arange(len(plan.anchor)), np.diff(plan.sequence_offset))
-    return Place(segment_row, sequence_of, first[plan.sequence_offset])
+    return Place(segment_row, plan.sequence_of, first[plan.sequence_offset])
 
 
 def ancestor_runs(plan: RoundPlan, where: Place) -> list[Runs]:
