@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harts.errors import InputError
 from harts.ir import RolloutBatch
-from harts.stages.ingest.trie import common_prefix
+from harts.stages.ingest.lcp_sort import common_prefix
 
 
 class Declared(NamedTuple):

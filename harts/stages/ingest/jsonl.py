@@ -20,8 +20,8 @@ class Jsonl(Stage[None, CompactTrie]):
     """Read one step's trajectories, in the full or the front-coded form, and build their trie.
 
     Planning itself holds about 5 bytes a semantic token on the host (8 more for each per-token column of numbers, 1 for
-    `shared_trained_token: once`), one record at a time beside it, and 4 more while sorting. Checking the values between
-    stages (`observe.verify: on`) takes more. The fields of a record are those of `rollout_batch`.
+    `shared_trained_token: once`) and one record at a time beside it. Checking the values between stages
+    (`observe.verify: on`) takes more. The fields of a record are those of `rollout_batch`.
     """
 
     class Config(SharingConfig):

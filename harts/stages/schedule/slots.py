@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,6 @@ def assign(work: Int64, replicas: int) -> Schedule:
 
 def trained_counts(trie: CompactTrie) -> tuple[int, int]:
     """Tokens with a loss term, which a trajectory's first token never has, and trajectories with one or more."""
-    offset = trie.batch.columns.offset
-    per_trajectory = np.diff(np.searchsorted(np.flatnonzero(trie.loss_mask), offset)) - trie.loss_mask[offset[:-1]]
-    return int(per_trajectory.sum()), int(np.count_nonzero(per_trajectory))
+    spans = pairwise(trie.batch.columns.offset.tolist())
+    per_trajectory = [int(np.count_nonzero(trie.loss_mask[start + 1 : stop])) for start, stop in spans]
+    return sum(per_trajectory), int(np.count_nonzero(per_trajectory))

@@ -6,7 +6,7 @@ import pytest
 
 from harts.errors import InputError
 from harts.stages.ingest.jsonl import read_jsonl
-from harts.stages.ingest.trie import common_prefix
+from harts.stages.ingest.lcp_sort import common_prefix
 from tests.forests import random_trajectories
 from tests.stages.ingest.files import HEADER, front, record, write
 
