@@ -17,7 +17,11 @@ from harts.errors import ConfigError
 STAGE_KINDS = ("ingest", "partition", "schedule", "call_plan", "layout", "execute", "restore")
 
 BUILT_IN: dict[str, dict[str, str]] = {
-    "ingest": {"jsonl": "harts.stages.ingest.jsonl:Jsonl", "batch": "harts.stages.ingest.handed_over:HandedOver"},
+    "ingest": {
+        "jsonl": "harts.stages.ingest.jsonl:Jsonl",
+        "arrays": "harts.stages.ingest.arrays:Arrays",
+        "batch": "harts.stages.ingest.handed_over:HandedOver",
+    },
     "partition": {"paper": "harts.stages.partition.paper:Paper"},
     "schedule": {"slots": "harts.stages.schedule.slots:Slots"},
     "call_plan": {

@@ -1,4 +1,4 @@
-"""Every fault of one record at once, each with its place, trajectory and field."""
+"""Every fault of one record or file at once, each with its place and field."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from harts.errors import InputError
 T = TypeVar("T")
 
 
-class RecordFaults:
-    """Collects the faults of one record.
+class Faults:
+    """Collects the faults of what is read from one place."""
 
-    Args:
-        where: `file:line`, or the index of a record that was handed over.
-        record: names the trajectory, if its `id` is usable.
-    """
-
-    def __init__(self, where: str, record: Mapping[str, Any]) -> None:
-        name = record.get("id")
-        self.place = f"{where}: trajectory {name!r}" if isinstance(name, str) else f"{where}: trajectory without an id"
+    def __init__(self, place: str) -> None:
+        self.place = place
         self.found: list[str] = []
 
     def add(self, field: str, what: str) -> None:
@@ -48,3 +42,18 @@ class RecordFaults:
         """
         if self.found:
             raise InputError("\n".join(self.found))
+
+
+class RecordFaults(Faults):
+    """The faults of one record.
+
+    Args:
+        where: `file:line`, or the index of a record that was handed over.
+        record: names the trajectory, if its `id` is usable.
+    """
+
+    def __init__(self, where: str, record: Mapping[str, Any]) -> None:
+        name = record.get("id")
+        super().__init__(
+            f"{where}: trajectory {name!r}" if isinstance(name, str) else f"{where}: trajectory without an id"
+        )

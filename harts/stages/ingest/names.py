@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from harts.ir.rollout_batch import TOKEN_COLUMNS, TRAJECTORY_COLUMNS
 
@@ -22,21 +21,21 @@ CLOSE = 0.87
 """Ratio of difflib from which a name counts as a slip: `token_ids` or `group_id` are other words, not slips."""
 
 
-def misnamed(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Unknown fields that are likely meant to be known ones, as (field, the known name). Others are metadata."""
-    for field in record:
-        if field not in READ and field not in METADATA:
-            meant = _meant(field)
+def misnamed(fields: Iterable[str], names: tuple[str, ...] = READ) -> Iterator[tuple[str, str]]:
+    """Unknown fields that are likely meant to be one of `names`, as (field, the known name). Others are metadata."""
+    for field in fields:
+        if field not in names and field not in METADATA:
+            meant = _meant(field, names)
             if meant is not None:
                 yield field, meant
 
 
-def _meant(field: str) -> str | None:
+def _meant(field: str, names: tuple[str, ...]) -> str | None:
     here = _squash(field)
-    for known in READ:
+    for known in names:
         if _squash(known) == here:
             return known
-    close = [known for known in READ if known[0] == here[:1] and _ratio(_squash(known), here) >= CLOSE]
+    close = [known for known in names if known[0] == here[:1] and _ratio(_squash(known), here) >= CLOSE]
     return max(close, key=lambda known: _ratio(_squash(known), here), default=None)
 
 
