@@ -68,6 +68,10 @@ def test_lcps_around_the_ends_of_compared_blocks(seed: int) -> None:
     agrees(paths)
 
 
+def test_comparing_stops_at_the_end_even_if_the_next_trajectory_goes_on_alike() -> None:
+    agrees([[7] * (k * BLOCK + d) for k in (1, 2, 3) for d in (1, -2, 0, -1, -1)])
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 31, 33])
 def test_all_equal_keep_the_callers_order(count: int) -> None:
     order, lcp = lcp_sort(*flat([[7] * 300] * count))
