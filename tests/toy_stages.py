@@ -80,7 +80,24 @@ def step_of(work: Int64) -> StepPlan:
     total = int(work.sum())
     microbatch = np.repeat(np.arange(len(work), dtype=np.int32), work)
     scores = np.array([[total, total, total]])
-    return StepPlan("toy", None, 1, microbatch, work, ("only",), scores, 0, total, total, total, total)
+    return StepPlan(
+        source="toy",
+        capacity=None,
+        replicas=1,
+        microbatch=microbatch,
+        work=work,
+        cost=work,
+        unit="compact tokens",
+        objective="paper",
+        lower_bound=total,
+        candidates=("only",),
+        scores=scores,
+        chosen=0,
+        semantic_tokens=total,
+        compact_tokens=total,
+        trained_tokens=total,
+        trained_trajectories=total,
+    )
 
 
 class Square(Stage[Part, Squares]):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import numpy as np
 
 from harts.ir.base import Dims, Int32, Int64, Invariant, Value
+from harts.ir.partitions import COMPACT_TOKENS, OBJECTIVES
 from harts.ir.segment_tree import SegmentTree
 
 Item_co = TypeVar("Item_co", bound=Value, covariant=True)
@@ -23,6 +24,7 @@ class StepPlan(Value):
     """
 
     kind = "step_plan"
+    version = 2
 
     source: str
     capacity: int | None
@@ -31,9 +33,17 @@ class StepPlan(Value):
     """Microbatch of each trajectory of the caller's batch."""
     work: Annotated[Int64, Dims("K")]
     """Compact tokens of each microbatch."""
+    cost: Annotated[Int64, Dims("K")]
+    """What the work model says of each microbatch, in `unit`; slots and replicas are balanced in it."""
+    unit: str
+    """Of costs and scores: `compact tokens`, or what a calibrated work model predicts."""
+    objective: str
+    """What ranked the candidates first: `paper`, the total cost (4), or `critical`, the slots' heaviest."""
+    lower_bound: int
+    """Compact tokens that no partition within the capacity can be below, whatever its microbatches."""
     candidates: tuple[str, ...]
     scores: Annotated[Int64, Dims("Q", "3")]
-    """Objective (4) of each candidate: total work, sum over slots of the heaviest, heaviest replica."""
+    """Of each candidate: total cost, sum over slots of the heaviest microbatch, heaviest replica (4)."""
     chosen: int
     """Index of the candidate that this plan is."""
     semantic_tokens: int
@@ -54,6 +64,31 @@ class StepPlan(Value):
         """Work as [slots, D]."""
         return self.work.reshape(-1, self.replicas)
 
+    @property
+    def slot_critical_work(self) -> int:
+        """Compact tokens of the heaviest microbatch of each slot, summed: what lockstep replicas wait for."""
+        return int(self.by_slot().max(axis=1).sum())
+
+    @property
+    def slot_critical_bound(self) -> int:
+        """What `slot_critical_work` cannot be below: a slot's heaviest is at least its mean."""
+        return -(-self.lower_bound // self.replicas)
+
+    @property
+    def total_gap(self) -> float:
+        """Excess of the total work over its lower bound; 0 is optimal."""
+        return int(self.work.sum()) / self.lower_bound - 1
+
+    @property
+    def slot_critical_gap(self) -> float:
+        """Excess of `slot_critical_work` over its bound; 0 is optimal."""
+        return self.slot_critical_work / self.slot_critical_bound - 1
+
+    @property
+    def optimal(self) -> bool:
+        """No plan has less total work; the bound proves it."""
+        return int(self.work.sum()) == self.lower_bound
+
     def invariants(self) -> Iterator[Invariant]:  # noqa: D102
         yield Invariant("work", len(self.work) % self.replicas != 0, "D must divide the number of microbatches")
         yield Invariant("microbatch", (self.microbatch < 0) | (self.microbatch >= len(self.work)), "must exist")
@@ -62,7 +97,12 @@ class StepPlan(Value):
         if self.capacity is not None:
             yield Invariant("work", self.work > self.capacity, "no microbatch may exceed the capacity")
         yield Invariant("chosen", not 0 <= self.chosen < len(self.candidates), "must be a candidate")
-        yield Invariant("scores", self.scores[self.chosen, 0] != self.work.sum(), "the total must be the work's sum")
+        yield Invariant("scores", self.scores[self.chosen, 0] != self.cost.sum(), "the total must be the costs' sum")
+        yield Invariant("lower_bound", self.lower_bound > int(self.work.sum()), "the work cannot be below it")
+        yield Invariant("lower_bound", self.lower_bound < self.compact_tokens, "each unique prefix is computed once")
+        yield Invariant("objective", self.objective not in OBJECTIVES, f"must be {' or '.join(OBJECTIVES)}")
+        differs = (self.cost != self.work) & (self.unit == COMPACT_TOKENS)
+        yield Invariant("cost", differs, "must be the work, if the unit is compact tokens")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

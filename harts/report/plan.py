@@ -36,9 +36,11 @@ def plan_report(layouts: PerMicrobatch[CompactLayout], seconds: dict[str, float]
 
 
 def _microbatches(step: StepPlan) -> dict[str, Any]:
-    total, critical, replica = (int(score) for score in step.scores[step.chosen])
+    cost, critical, replica = (int(score) for score in step.scores[step.chosen])
+    total = int(step.work.sum())
     by_slot = step.by_slot()
-    within = imbalance(by_slot)
+    cost_by_slot = step.cost.reshape(by_slot.shape)
+    within = imbalance(cost_by_slot)
     return {
         "count": len(step.work),
         "slots": step.slots,
@@ -47,8 +49,21 @@ def _microbatches(step: StepPlan) -> dict[str, Any]:
         "work": total,
         "work_over_compact": total / step.compact_tokens,
         "ratio": step.semantic_tokens / total,
-        "slot_critical_work": critical,
-        "heaviest_replica": replica,
+        "slot_critical_work": step.slot_critical_work,
+        "bound": {
+            "total": step.lower_bound,
+            "slot_critical": step.slot_critical_bound,
+            "total_gap": step.total_gap,
+            "slot_critical_gap": step.slot_critical_gap,
+            "optimal": step.optimal,
+        },
+        "objective": {
+            "ranked_by": step.objective,
+            "unit": step.unit,
+            "total": cost,
+            "slot_critical": critical,
+            "heaviest_replica": replica,
+        },
         "heaviest": int(step.work.max()),
         "lightest": int(step.work.min()),
         "slot_imbalance": {
@@ -57,7 +72,7 @@ def _microbatches(step: StepPlan) -> dict[str, Any]:
             "p95": float(np.percentile(within, 95)),
             "max": float(within.max()),
         },
-        "step_imbalance": float(imbalance(by_slot.sum(axis=0, keepdims=True))[0]),
+        "step_imbalance": float(imbalance(cost_by_slot.sum(axis=0, keepdims=True))[0]),
         "work_by_slot": by_slot.tolist(),
         "candidate": step.candidates[step.chosen],
         "candidates": len(step.candidates),

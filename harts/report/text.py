@@ -42,9 +42,14 @@ def _microbatches(part: dict[str, Any]) -> Iterator[str]:
     uneven = part["slot_imbalance"]
     yield _row("imbalance within slots", f"{uneven['mean']:.2%}", f"mean; P95 {uneven['p95']:.2%}")
     yield _row("imbalance over the step", f"{part['step_imbalance']:.2%}")
-    yield _row("objective (4)", _count(part["work"]), "total work")
-    yield _row("", _count(part["slot_critical_work"]), "heaviest of each slot, summed")
-    yield _row("", _count(part["heaviest_replica"]), "heaviest replica")
+    bound, objective = part["bound"], part["objective"]
+    proven = "optimal" if bound["optimal"] else f"the plan is {bound['total_gap']:.2%} above"
+    yield _row("least work possible", _count(bound["total"]), proven)
+    above = f"the plan's {part['slot_critical_work']:,} are {bound['slot_critical_gap']:.2%} above"
+    yield _row("least for slots' heaviest", _count(bound["slot_critical"]), above)
+    yield _row(f"objective, {objective['ranked_by']}", _count(objective["total"]), f"total, in {objective['unit']}")
+    yield _row("", _count(objective["slot_critical"]), "heaviest of each slot, summed")
+    yield _row("", _count(objective["heaviest_replica"]), "heaviest replica")
     yield f"  {'candidate':<{LABEL}} {part['candidate']}, best of {part['candidates']}"
 
 

@@ -17,11 +17,13 @@ Out = TypeVar("Out", bound=Value)
 class Stage(ABC, Generic[In, Out]):
     """One step of the pipeline. A subclass names its edge types as `Stage[In, Out]` and nests its `Config`.
 
-    `In` is None for a source. A stage whose `needs_env` is set gets the built backends and model as `env`.
+    `In` is None for a source. A stage whose `needs_env` is set gets the built backends and model as `env`,
+    one whose `needs_work_model` is set the built work model.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
     needs_env: ClassVar[bool] = False
+    needs_work_model: ClassVar[bool] = False
     edge: ClassVar[tuple[Any, Any]]
     """(In, Out) as written in the class statement."""
 

@@ -89,7 +89,17 @@ def trie() -> CompactTrie:
 
 def partitions() -> Partitions:
     micro = np.array([[0, 0, 0], [0, 0, 1]], dtype=np.int32)
-    return Partitions(trie(), capacity=None, replicas=1, names=("whole", "cut one"), microbatch=micro)
+    return Partitions(
+        trie(),
+        capacity=None,
+        replicas=1,
+        objective="paper",
+        lower_bound=95,
+        unit="compact tokens",
+        names=("whole", "cut one"),
+        microbatch=micro,
+        cost=ints(95, 85, 73),
+    )
 
 
 def step() -> StepPlan:
@@ -99,6 +109,10 @@ def step() -> StepPlan:
         replicas=1,
         microbatch=small(0, 0, 0),
         work=ints(95),
+        cost=ints(95),
+        unit="compact tokens",
+        objective="paper",
+        lower_bound=95,
         candidates=("cut one", "whole"),
         scores=np.array([[148, 148, 148], [95, 95, 95]], dtype=np.int64),
         chosen=1,

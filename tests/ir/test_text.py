@@ -15,14 +15,16 @@ from tests.forests import tree_of, tree_of_spec
 from tests.ir import cases
 
 STEP = """\
-step_plan v1  N=3 K=1 D=1 slots=1 capacity=100
+step_plan v2  N=3 K=1 D=1 slots=1 capacity=100
   source: 'test'
   tokens: S=223 C=95 C in microbatches=95
+  bound: at least 95, for the slots' heaviest 95; optimal
+  objective: paper, costs in compact tokens
   trained: 220 tokens, 3 trajectories
-          candidate  work  slots' heaviest  heaviest replica
+          candidate  cost  slots' heaviest  heaviest replica
           "cut one"   148              148               148
   chosen  whole        95               95                95
-  m0: slot 0, replica 0, work 95, trajectories 0:3"""
+  m0: slot 0, replica 0, work 95, cost 95, trajectories 0:3"""
 
 PLAN = """\
 round_plan v1  B=64 V=5 Q=3 P=1
@@ -60,10 +62,11 @@ compact_trie v1  N=3 S=223 C=95 shared_trained_token=sum
        1    2  t2        75   65       74
        2    0  t0        73   63       72""",
     "partitions": """\
-partitions v1  Q=2 N=3 D=1 capacity=none
-  candidate  name       microbatches  work  heaviest
-          0  whole                 1    95        95
-          1  "cut one"             2   158        85
+partitions v2  Q=2 N=3 D=1 capacity=none
+  objective: paper, costs in compact tokens; at least 95 compact tokens
+  candidate  name       microbatches  work  heaviest  cost
+          0  whole                 1    95        95    95
+          1  "cut one"             2   158        85   158
   candidate 0, by sorted position
     m0: work 95, 0:3
   candidate 1, by sorted position

@@ -60,9 +60,11 @@ def partitions(value: Partitions) -> Iterator[str]:
     count, size = value.microbatch.shape
     limit = "none" if value.capacity is None else value.capacity
     yield f"partitions v{value.version}  Q={count} N={size} D={value.replicas} capacity={limit}"
+    yield f"  objective: {value.objective}, costs in {value.unit}; at least {value.lower_bound} compact tokens"
     work = [value.work(i).tolist() for i in range(count)]
-    rows = [(i, word(value.names[i]), len(work[i]), sum(work[i]), max(work[i])) for i in range(count)]
-    yield from table(2, ("candidate", "name", "microbatches", "work", "heaviest"), rows)
+    cost = [int(value.costs(i).sum()) for i in range(count)]
+    rows = [(i, word(value.names[i]), len(work[i]), sum(work[i]), max(work[i]), cost[i]) for i in range(count)]
+    yield from table(2, ("candidate", "name", "microbatches", "work", "heaviest", "cost"), rows)
     for i in range(count):
         yield f"  candidate {i}, by sorted position"
         for k, part in enumerate(value.members(i)):
@@ -77,11 +79,14 @@ def step_plan(plan: StepPlan) -> Iterator[str]:
     yield f"step_plan v{plan.version}  {sizes}"
     yield f"  source: {plan.source!r}"
     yield f"  tokens: S={plan.semantic_tokens} C={plan.compact_tokens} C in microbatches={int(plan.work.sum())}"
+    bound = f"at least {plan.lower_bound}, for the slots' heaviest {plan.slot_critical_bound}"
+    yield f"  bound: {bound}{'; optimal' if plan.optimal else ''}"
+    yield f"  objective: {plan.objective}, costs in {plan.unit}"
     yield f"  trained: {plan.trained_tokens} tokens, {plan.trained_trajectories} trajectories"
     marks = ["chosen" if i == plan.chosen else "" for i in range(len(plan.candidates))]
     named = [word(name) for name in plan.candidates]
     rows = [(*each, *score) for *each, score in zip(marks, named, plan.scores.tolist(), strict=True)]
-    yield from table(2, ("", "candidate", "work", "slots' heaviest", "heaviest replica"), rows)
-    for k, work in enumerate(plan.work.tolist()):
-        where = f"m{k}: slot {k // replicas}, replica {k % replicas}, work {work}, trajectories"
+    yield from table(2, ("", "candidate", "cost", "slots' heaviest", "heaviest replica"), rows)
+    for k, (work, cost) in enumerate(zip(plan.work.tolist(), plan.cost.tolist(), strict=True)):
+        where = f"m{k}: slot {k // replicas}, replica {k % replicas}, work {work}, cost {cost}, trajectories"
         yield from wrapped(2, [where, *spans((plan.microbatch == k).nonzero()[0])])

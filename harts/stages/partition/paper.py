@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import numpy as np
 from pydantic import PositiveInt
 
-from harts.errors import PlanError
 from harts.ir import CompactTrie, Partitions
-from harts.ir.base import Int64
 from harts.ir.lcp import LcpIndex
-from harts.stages.base import Stage, StageConfig
+from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage, check, handed_over
 from harts.stages.partition.evolve import evolved_cuts, sampled
 from harts.stages.partition.exact import exact_cuts
 from harts.stages.partition.greedy import best_placement
@@ -21,26 +17,17 @@ from harts.stages.partition.natural import count_range, natural_cuts
 from harts.stages.partition.refine import refined
 from harts.stages.partition.spans import Spans, label_of_cuts
 
-SHOWN = 3
-"""Trajectories that an error names."""
 
-
-class Paper(Stage[CompactTrie, Partitions]):
+class Paper(PartitionStage):
     """Put trajectories that share prefixes into the same microbatches, within a capacity.
 
     Candidates are exact contiguous partitions, or for many trajectories evolved ones, and a greedy one, each with its
     number of microbatches; the schedule stage ranks them.
     """
 
-    class Config(StageConfig):
-        """Capacity, replicas, and where exact search ends."""
+    class Config(PartitionConfig):
+        """Limits, and where exact search ends."""
 
-        capacity: PositiveInt | None
-        """Compact tokens that a microbatch may hold; null is no limit."""
-        replicas: PositiveInt = 1
-        """Data-parallel replicas D; the number of microbatches is a multiple of it."""
-        slot_multiple: PositiveInt = 1
-        """Slots of every replica are a multiple of it, as virtual pipeline stages ask."""
         exact_limit: PositiveInt = 512
         """Up to this many trajectories contiguous partitions are searched exactly."""
 
@@ -53,68 +40,13 @@ class Paper(Stage[CompactTrie, Partitions]):
             PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
                 replicas need, or no partition into a multiple of these slots was found.
         """
-        replicas, slots = self.config.replicas, self.config.slot_multiple
-        check(trie, self.config.capacity, replicas, slots)
-        capacity = min(self.config.capacity or trie.compact_tokens, trie.compact_tokens)
-        found = candidates(trie.index, capacity, replicas * slots, self.config.exact_limit)
-        if not found:
-            room = counted(capacity, "compact token", "compact tokens")
-            raise PlanError(  # at least two trajectories: one alone always has its microbatch
-                f"{trie.batch.source}: found no way to put {len(trie.order)} trajectories into microbatches of at most "
-                f"{room} whose number is a multiple of {slots_of(replicas, slots)}; the search is heuristic: raising "
-                f"the capacity or lowering the replicas helps"
-            )
-        return Partitions(
-            trie=trie,
-            capacity=self.config.capacity,
-            replicas=replicas,
-            names=tuple(candidate.name for candidate in found),
-            microbatch=np.stack([candidate.label for candidate in found]).astype(np.int32),
-        )
-
-
-def counted(count: int, one: str, many: str) -> str:
-    """A number and its noun."""
-    return f"{count} {one if count == 1 else many}"
-
-
-def slots_of(replicas: int, slot_multiple: int) -> str:
-    """What the number of microbatches is a multiple of."""
-    slots = f" x {slot_multiple} slots" if slot_multiple > 1 else ""
-    return counted(replicas, "replica", "replicas") + slots
-
-
-def check(trie: CompactTrie, capacity: int | None, replicas: int, slot_multiple: int) -> None:
-    """Raise PlanError for what no plan can serve."""
-    source, length = trie.batch.source, trie.batch.columns.length
-    if len(length) < replicas * slot_multiple:
-        have = counted(len(length), "trajectory", "trajectories")
-        raise PlanError(f"{source}: {have} cannot fill {slots_of(replicas, slot_multiple)}")
-    limit = capacity or trie.compact_tokens
-    long = np.flatnonzero(length > limit)
-    if len(long):
-        named = [f"trajectory {trie.batch.columns.names[i]!r} has {length[i]} tokens" for i in long[:SHOWN]]
-        more = f", and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
-        room = counted(limit, "compact token", "compact tokens")
-        raise PlanError(f"{source}: {', '.join(named)}{more}: more than the capacity of {room}")
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One partition."""
-
-    name: str
-    label: Int64
-    """Microbatch of each sorted position, numbered by first member, [N]."""
-
-    @property
-    def count(self) -> int:
-        """K."""
-        return int(self.label.max()) + 1
+        check(trie, self.config)
+        found = candidates(trie.index, self.config.limit(trie), self.config.multiple, self.config.exact_limit)
+        return handed_over(trie, self.config, self.work_model, found)
 
 
 def candidates(index: LcpIndex, capacity: int, multiple: int, exact_limit: int) -> list[Candidate]:
-    """All candidates, each partition once.
+    """All candidates; a partition may come twice.
 
     Args:
         index: LCPs of sorted positions.
@@ -130,10 +62,7 @@ def candidates(index: LcpIndex, capacity: int, multiple: int, exact_limit: int) 
         found.append(greedy)
         for anchor in [greedy] if exact else anchors(index, found, greedy.count):
             found.append(Candidate(f"{anchor.name} refined", refined(index, capacity, anchor.label)))
-    unique: dict[bytes, Candidate] = {}
-    for candidate in found:
-        unique.setdefault(candidate.label.tobytes(), candidate)
-    return list(unique.values())
+    return found
 
 
 def contiguous(index: LcpIndex, capacity: int, multiple: int, exact: bool) -> Iterator[Candidate]:

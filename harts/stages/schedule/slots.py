@@ -1,4 +1,4 @@
-"""The schedule stage `slots`: rank fully scheduled candidates by objective (4) and pick one."""
+"""The schedule stage `slots`: rank fully scheduled candidates by the objective and pick one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Slots(Stage[Partitions, PerMicrobatch[SegmentTree]]):
     def run(self, partitions: Partitions, /) -> PerMicrobatch[SegmentTree]:
         """Schedule each candidate; of equal scores the first candidate wins."""
         trie = partitions.trie
-        schedules = [assign(partitions.work(i), partitions.replicas) for i in range(len(partitions.names))]
+        schedules = [assign(partitions.costs(i), partitions.replicas) for i in range(len(partitions.names))]
         scores = [schedule.score for schedule in schedules]
-        chosen = scores.index(min(scores))
+        ranks = [ranked(score, partitions.objective) for score in scores]
+        chosen = ranks.index(min(ranks))
         members = partitions.members(chosen)
         order = schedules[chosen].microbatch.reshape(-1)
         number = np.empty_like(order)
@@ -35,6 +36,10 @@ class Slots(Stage[Partitions, PerMicrobatch[SegmentTree]]):
             replicas=partitions.replicas,
             microbatch=microbatch,
             work=partitions.work(chosen)[order],
+            cost=partitions.costs(chosen)[order],
+            unit=partitions.unit,
+            objective=partitions.objective,
+            lower_bound=partitions.lower_bound,
             candidates=partitions.names,
             scores=np.array(scores, dtype=np.int64),
             chosen=chosen,
@@ -52,27 +57,33 @@ class Schedule(NamedTuple):
     microbatch: Int64
     """Microbatch of each slot and replica, [slots, D]."""
     score: tuple[int, int, int]
-    """Objective (4): total work, sum over slots of the heaviest, heaviest replica."""
+    """Objective (4): total cost, sum over slots of the heaviest, heaviest replica."""
 
 
-def assign(work: Int64, replicas: int) -> Schedule:
-    """Sort by work, cut into slots of D, and in a slot give heavier microbatches to replicas with less so far.
+def ranked(score: tuple[int, int, int], objective: str) -> tuple[int, int, int]:
+    """What `paper` and `critical` compare, most important first."""
+    total, critical, replica = score
+    return score if objective == "paper" else (critical, total, replica)
+
+
+def assign(cost: Int64, replicas: int) -> Schedule:
+    """Sort by cost, cut into slots of D, and in a slot give heavier microbatches to replicas with less so far.
 
     Heaviest first, ties by number, so that the last slots even out what the first ones left uneven.
 
     Args:
-        work: compact tokens of each microbatch, [K].
+        cost: of each microbatch, [K].
         replicas: D, which divides K.
     """
-    by_work = np.argsort(-work, kind="stable").reshape(-1, replicas)
-    slots = np.empty_like(by_work)
+    by_cost = np.argsort(-cost, kind="stable").reshape(-1, replicas)
+    slots = np.empty_like(by_cost)
     load = np.zeros(replicas, dtype=np.int64)
-    for i, slot in enumerate(by_work):
+    for i, slot in enumerate(by_cost):
         lightest = np.argsort(load, kind="stable")
         slots[i, lightest] = slot
-        load += work[slots[i]]
-    critical = int(work[slots].max(axis=1).sum())
-    return Schedule(slots, (int(work.sum()), critical, int(load.max())))
+        load += cost[slots[i]]
+    critical = int(cost[slots].max(axis=1).sum())
+    return Schedule(slots, (int(cost.sum()), critical, int(load.max())))
 
 
 def trained_counts(trie: CompactTrie) -> tuple[int, int]:

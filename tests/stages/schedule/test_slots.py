@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from harts.ir import Partitions
+from harts.ir import CompactTrie, Partitions
 from harts.stages.partition.paper import Paper
 from harts.stages.schedule.slots import Slots, assign
 from tests.forests import random_trajectories, trie_of
@@ -40,9 +40,25 @@ def test_score_equals_a_naive_count() -> None:
 
 
 def partitions(labels: list[list[int]], replicas: int) -> Partitions:
-    trie = trie_of([[1] * 4, [2] * 3, [3] * 2, [4] * 1])
-    names = tuple(f"c{i}" for i in range(len(labels)))
-    return Partitions(trie, None, replicas, names, np.array(labels, dtype=np.int32))
+    return handed(trie_of([[1] * 4, [2] * 3, [3] * 2, [4] * 1]), labels, replicas)
+
+
+def handed(
+    trie: CompactTrie, labels: list[list[int]], replicas: int, capacity: int | None = None, objective: str = "paper"
+) -> Partitions:
+    """Candidates with these labels of sorted positions."""
+    parts = [np.flatnonzero(np.array(row) == k) for row in labels for k in range(max(row) + 1)]
+    return Partitions(
+        trie,
+        capacity=capacity,
+        replicas=replicas,
+        objective=objective,
+        lower_bound=trie.compact_tokens,
+        unit="compact tokens",
+        names=tuple(f"c{i}" for i in range(len(labels))),
+        microbatch=np.array(labels, dtype=np.int32),
+        cost=np.array([trie.index.set_work(part) for part in parts], dtype=np.int64),
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,16 +76,24 @@ def test_the_least_score_is_chosen(labels: list[list[int]], chosen: int) -> None
 
 def test_less_total_work_beats_better_balance() -> None:
     trie = trie_of([[1, 1, 1, 2], [1, 1, 1, 3], [4, 4]])
-    labels = np.array([[0, 1, 1], [0, 0, 1]], dtype=np.int32)
-    step = Slots(Slots.Config()).run(Partitions(trie, None, 2, ("even", "less"), labels)).step
+    step = Slots(Slots.Config()).run(handed(trie, [[0, 1, 1], [0, 0, 1]], 2)).step
     assert step.scores.tolist() == [[10, 6, 6], [7, 5, 5]]
     assert step.chosen == 1
 
 
+def test_critical_weighs_what_lockstep_replicas_wait_for() -> None:
+    trie = trie_of([[1] * 4, [2] * 3, [3] * 2, [4] * 1])
+    labels = [[0, 1, 1, 2], [0, 1, 2, 2]]
+    waits = [[0, 0, 0, 1], [0, 1, 1, 0]]  # 9 and 1, 5 and 5: the same total
+    assert Slots(Slots.Config()).run(handed(trie, waits, 2, objective="critical")).step.chosen == 1
+    shared = trie_of([[1, 1, 1, 2], [1, 1, 1, 3], [4, 4]])
+    labels = [[0, 0, 1], [0, 1, 1]]  # 5 and 2, or 4 and 6: less in total, and waits less
+    assert Slots(Slots.Config()).run(handed(shared, labels, 2, objective="critical")).step.chosen == 0
+
+
 def test_microbatches_are_numbered_slot_by_slot_in_the_callers_order() -> None:
     trie = trie_of([[4], [3] * 3, [2] * 4, [1] * 2])  # sorted: the other way round
-    labels = np.array([[0, 1, 2, 3]], dtype=np.int32)  # works 2 4 3 1
-    found = Slots(Slots.Config()).run(Partitions(trie, 9, 2, ("only",), labels))
+    found = Slots(Slots.Config()).run(handed(trie, [[0, 1, 2, 3]], 2, capacity=9))  # works 2 4 3 1
     found.verify()
     found.step.verify()
     assert found.step.work.tolist() == [4, 3, 1, 2]  # slot 1 gives its heavier one to replica 1
@@ -97,7 +121,7 @@ def test_trees_hold_every_trajectory_once_and_have_the_planned_work() -> None:
 def test_trained_totals_leave_out_first_tokens() -> None:
     mask = np.array([1, 1, 0, 1, 0, 0, 1, 0, 1, 1], dtype=np.bool_)
     trie = trie_of([[1, 2, 3], [1, 2], [4], [5, 6, 7, 8]], loss_mask=mask)
-    step = Slots(Slots.Config()).run(Partitions(trie, None, 1, ("one",), np.zeros((1, 4), dtype=np.int32))).step
+    step = Slots(Slots.Config()).run(handed(trie, [[0, 0, 0, 0]], 1)).step
     # trained: token 1 of the first; none of the second (only its first token is) and third; tokens 1, 2, 3 without 1
     assert step.trained_tokens == 3
     assert step.trained_trajectories == 2
