@@ -80,8 +80,8 @@ def prefix_tree(length: Int64, lcp: Int64) -> PrefixTree:
 
 
 @compiled
-def volume_bound(tree: PrefixTree, capacity: int, multiple: int) -> int:
-    """Compact tokens that no partition into microbatches can be below, whatever their number and members.
+def least_microbatches(tree: PrefixTree, capacity: int, multiple: int) -> tuple[Int64, int]:
+    """How many microbatches at least work at each node, and the volume bound that follows from it.
 
     Below a fork v at depth e_v at least n_v microbatches work, each of which spends e_v of its capacity T above:
     n_v = max(1, max over children c of n_c, ceil(sum W_c / (T - e_v))), and W_v = sum W_c + t_v n_v (t_v tokens) is
@@ -92,6 +92,9 @@ def volume_bound(tree: PrefixTree, capacity: int, multiple: int) -> int:
         tree: of all trajectories, none longer than the capacity.
         capacity: T, compact tokens of a microbatch.
         multiple: what the number of microbatches is a multiple of.
+
+    Returns:
+        n_v, [M], and the bound in compact tokens.
     """
     count = len(tree.end)
     below = np.zeros(count, dtype=np.int64)
@@ -106,4 +109,9 @@ def volume_bound(tree: PrefixTree, capacity: int, multiple: int) -> int:
         above = tree.parent[v]
         below[above] += below[v] + tree.tokens[v] * least[v]
         least[above] = max(least[above], least[v])
-    return int(below[root])
+    return least, int(below[root])
+
+
+def volume_bound(tree: PrefixTree, capacity: int, multiple: int) -> int:
+    """Compact tokens that no partition into microbatches can be below; arguments as `least_microbatches`."""
+    return least_microbatches(tree, capacity, multiple)[1]
