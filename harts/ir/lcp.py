@@ -19,7 +19,7 @@ class LcpIndex:
         self.length = length
         self.lcp = lcp
         self._prefix = np.concatenate(([0], np.cumsum(length - lcp)))
-        self._table = _sparse_table(lcp)
+        self.table = _sparse_table(lcp)
 
     def __len__(self) -> int:
         return len(self.length)
@@ -38,7 +38,7 @@ class LcpIndex:
     def minimum(self, first: int, last: int) -> int:
         """Least adjacent LCP of positions first..last, both included."""
         level = (last - first + 1).bit_length() - 1
-        row = self._table[level]
+        row = self.table[level]
         return int(min(row[first], row[last - (1 << level) + 1]))
 
     def set_work(self, members: Int64) -> int:
@@ -53,7 +53,7 @@ class LcpIndex:
             return np.zeros(0, dtype=np.int64)
         span = b - a
         level = np.frexp(span.astype(np.float64))[1] - 1
-        table = self._table
+        table = self.table
         out: Int64 = np.minimum(table[level, a + 1], table[level, b - (1 << level) + 1])
         return out
 

@@ -12,13 +12,18 @@ from pydantic import PositiveInt
 from harts.errors import PlanError
 from harts.ir import CompactTrie, Partitions
 from harts.ir.base import Int64
+from harts.ir.lcp import LcpIndex
 from harts.ir.prefix_tree import prefix_tree, volume_bound
 from harts.schema import StageConfig
 from harts.stages.base import Stage
+from harts.stages.partition.greedy import aligned
 from harts.stages.partition.labels import sets_of
+from harts.stages.partition.search.problem import Problem, problem
 from harts.work_models.base import WorkModel
 from harts.work_models.compact import Compact
 
+TOTAL_FIRST = 64
+"""Weight of the total cost beside the slots' heaviest while searching after the objective `paper`."""
 SHOWN = 3
 """Trajectories that an error names."""
 
@@ -49,11 +54,20 @@ class PartitionStage(Stage[CompactTrie, Partitions]):
     """A stage that searches in the measure of a work model; without one it counts compact tokens."""
 
     needs_work_model = True
+    Config = PartitionConfig
+    config: PartitionConfig
 
     @property
     def work_model(self) -> WorkModel:
         """The measure."""
         return self.env or Compact(Compact.Config())
+
+    def problem(self, trie: CompactTrie) -> Problem:
+        """What a compiled search reads of a trie, the limits, the work model and the objective."""
+        config = self.config
+        tables = self.work_model.tables(int(trie.length.max()))
+        weight = TOTAL_FIRST if config.objective == "paper" else 1
+        return problem(trie.index, tables, config.limit(trie), config.replicas, weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +129,19 @@ def handed_over(
         microbatch=np.stack([candidate.label for candidate in found]).astype(np.int32),
         cost=np.concatenate([costs(trie, model, candidate.label) for candidate in found]),
     )
+
+
+def legal(name: str, index: LcpIndex, label: Int64, multiple: int) -> list[Candidate]:
+    """A partition, split until `multiple` divides the number of its microbatches; empty if that cannot be.
+
+    Args:
+        name: of the candidate.
+        index: LCPs of sorted positions.
+        label: microbatch of each sorted position, from 0, [N].
+        multiple: what the number of microbatches is a multiple of.
+    """
+    found = aligned(index, label, multiple)
+    return [] if found is None else [Candidate(name, found)]
 
 
 def costs(trie: CompactTrie, model: WorkModel, label: Int64) -> Int64:

@@ -41,8 +41,11 @@ class Paper(PartitionStage):
                 replicas need, or no partition into a multiple of these slots was found.
         """
         check(trie, self.config)
-        found = candidates(trie.index, self.config.limit(trie), self.config.multiple, self.config.exact_limit)
-        return handed_over(trie, self.config, self.work_model, found)
+        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
+
+    def candidates(self, trie: CompactTrie) -> list[Candidate]:
+        """All of them; a partition may come twice."""
+        return candidates(trie.index, self.config.limit(trie), self.config.multiple, self.config.exact_limit)
 
 
 def candidates(index: LcpIndex, capacity: int, multiple: int, exact_limit: int) -> list[Candidate]:

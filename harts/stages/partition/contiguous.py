@@ -1,0 +1,28 @@
+"""The partition stage `contiguous`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harts.ir import CompactTrie, Partitions
+from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
+from harts.stages.partition.search.intervals import best_intervals
+
+
+class Contiguous(PartitionStage):
+    """The best intervals of sorted trajectories, whatever their number; then the cheapest splits to a legal number."""
+
+    def run(self, trie: CompactTrie, /) -> Partitions:
+        """Make the one candidate.
+
+        Raises:
+            PlanError: as `lns`.
+        """
+        check(trie, self.config)
+        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
+
+    def candidates(self, trie: CompactTrie) -> list[Candidate]:
+        """It, or none if its microbatches cannot be brought to a legal number."""
+        problem = self.problem(trie)
+        label, _ = best_intervals(problem, np.arange(len(trie.order)), trie.lcp)
+        return legal("intervals", trie.index, label, self.config.multiple)

@@ -1,0 +1,65 @@
+"""The partition stage `lns`: a portfolio of partitions, and a large-neighbourhood search from the best of them."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from harts.ir import CompactTrie, Partitions
+from harts.ir.partitions import COMPACT_TOKENS
+from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage, check, handed_over
+from harts.stages.partition.contiguous import Contiguous
+from harts.stages.partition.paper import Paper
+from harts.stages.partition.peeling import Peeling
+from harts.stages.partition.search.drive import Budget, searched
+
+
+class Lns(PartitionStage):
+    """The candidates of `paper`, `contiguous` and `peeling`, and what destroying and rebuilding makes of the best.
+
+    The plan is never worse than theirs, and with `seconds: null` it is the same on every machine.
+    """
+
+    class Config(PartitionConfig):
+        """Limits, and how long the search goes on."""
+
+        rounds: NonNegativeInt = 6000
+        """Times that a few microbatches are taken apart and built anew; 12 single moves are tried for each."""
+        seconds: PositiveFloat | None = None
+        """Wall time after which the search ends all the same; null is no limit."""
+        seed: NonNegativeInt = 0
+        """Of the search."""
+        exact_limit: PositiveInt = 512
+        """As in `paper`."""
+
+    config: Config
+
+    def run(self, trie: CompactTrie, /) -> Partitions:
+        """Make all candidates.
+
+        Raises:
+            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
+                replicas need, or no partition into a multiple of these slots was found.
+        """
+        check(trie, self.config)
+        found = [candidate for stage in self._portfolio() for candidate in stage.candidates(trie)]
+        if found:
+            found += self._searched(trie, found)
+        return handed_over(trie, self.config, self.work_model, found)
+
+    def _portfolio(self) -> list[Paper | Contiguous | Peeling]:
+        limits = {name: getattr(self.config, name) for name in PartitionConfig.model_fields}
+        paper = Paper.Config(**limits, exact_limit=self.config.exact_limit)
+        plain = PartitionConfig(**limits)
+        return [Paper(paper, self.env), Contiguous(plain, self.env), Peeling(plain, self.env)]
+
+    def _searched(self, trie: CompactTrie, starts: list[Candidate]) -> list[Candidate]:
+        label = searched(
+            self.problem(trie),
+            trie.index,
+            [start.label for start in starts],
+            multiple=self.config.multiple,
+            budget=Budget(self.config.rounds, self.config.seconds),
+            seed=self.config.seed,
+            tokens=self.work_model.unit == COMPACT_TOKENS,
+        )
+        return [] if label is None else [Candidate("searched", label)]

@@ -1,0 +1,28 @@
+"""The partition stage `peeling`."""
+
+from __future__ import annotations
+
+from harts.ir import CompactTrie, Partitions
+from harts.ir.prefix_tree import prefix_tree
+from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
+from harts.stages.partition.labels import renumbered
+from harts.stages.partition.search.peel import Rule, peeled, tools
+
+
+class Peeling(PartitionStage):
+    """Fill one microbatch after the other, from the deepest fork below which all do not fit, for the least that is left."""
+
+    def run(self, trie: CompactTrie, /) -> Partitions:
+        """Make the one candidate.
+
+        Raises:
+            PlanError: as `lns`.
+        """
+        check(trie, self.config)
+        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
+
+    def candidates(self, trie: CompactTrie) -> list[Candidate]:
+        """It, or none if its microbatches cannot be brought to a legal number."""
+        tree = prefix_tree(trie.length, trie.lcp)
+        label, _ = peeled(tree, Rule(self.config.limit(trie), noise=0, penalty=0), tools(0))
+        return legal("peeled", trie.index, renumbered(label), self.config.multiple)

@@ -1,0 +1,1 @@
+"""Search over free partitions: compiled loops on the compressed trie, seeded and in integers."""

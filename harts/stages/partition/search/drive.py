@@ -1,0 +1,102 @@
+"""The search from its first to its last step: rebuilt, brought to a legal number of microbatches, evened out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harts.ir.base import Int64
+from harts.ir.lcp import LcpIndex
+from harts.ir.prefix_tree import least_microbatches, prefix_tree
+from harts.stages.partition.greedy import aligned
+from harts.stages.partition.labels import renumbered
+from harts.stages.partition.search.balance import balance
+from harts.stages.partition.search.destroy import forks
+from harts.stages.partition.search.peel import tools
+from harts.stages.partition.search.problem import Problem
+from harts.stages.partition.search.rebuild import rebuild
+from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, begin
+
+STEP = 100
+"""Rounds between two looks at the clock and at the goal."""
+MOVES = 12
+"""Moves tried for each round of rebuilding."""
+REBUILDING = 0.8
+"""Part of the seconds that rebuilding gets; the rest is for moves."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The search ends when either is spent."""
+
+    rounds: int
+    """Of rebuilding."""
+    seconds: float | None
+    """Wall time; None is no limit, and makes the result depend on nothing but the arguments."""
+
+    def pieces(self, rounds: int, size: int, began: float, part: float) -> Iterator[int]:
+        """Rounds in pieces of a size, while a part of the seconds since `began` is not spent."""
+        for first in range(0, rounds, size):
+            if self.seconds is not None and time.perf_counter() - began > part * self.seconds:
+                return
+            yield min(size, rounds - first)
+
+
+def searched(
+    problem: Problem,
+    index: LcpIndex,
+    starts: Iterable[Int64],
+    *,
+    multiple: int,
+    budget: Budget,
+    seed: int,
+    tokens: bool,
+) -> Int64 | None:
+    """Improve the best of some partitions, whose numbers of microbatches may be any.
+
+    Args:
+        problem: what is searched, and in what measure.
+        index: LCPs of sorted positions.
+        starts: labels of sorted positions from 0, [N] each.
+        multiple: what the number of microbatches is a multiple of.
+        budget: when to end.
+        seed: of the search.
+        tokens: costs are compact tokens, so that what meets the volume bound in both sums ends the search, too.
+
+    Returns:
+        Labels, [N], or None if no legal number of microbatches was reached.
+    """
+    began = time.perf_counter()
+    kit = tools(seed)
+    state = min((_begin(problem, label) for label in starts), key=lambda state: value(problem, state))
+    tree = prefix_tree(index.length, index.lcp)
+    least, bound = least_microbatches(tree, problem.capacity, multiple)
+    where = forks(tree, least)
+    for rounds in budget.pieces(budget.rounds, STEP, began, REBUILDING):
+        if tokens and _meets(problem, state, bound, multiple):
+            break
+        rebuild(problem, where, state, kit, rounds)
+    label = aligned(index, renumbered(state.label), multiple)
+    if label is None:
+        return None
+    state = _begin(problem, label)
+    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, began, 1.0):
+        balance(problem, state, kit.rng, tries)
+    return renumbered(state.label)
+
+
+def value(problem: Problem, state: State) -> int:
+    """What the search lowers."""
+    return int(problem.total_weight * state.numbers[TOTAL] + state.numbers[SLOTS])
+
+
+def _begin(problem: Problem, label: Int64) -> State:
+    return begin(problem, label.copy(), int(label.max()) + 1)
+
+
+def _meets(problem: Problem, state: State, bound: int, multiple: int) -> bool:
+    """Neither sum can be less."""
+    total, slots = int(state.numbers[TOTAL]), int(state.numbers[SLOTS])
+    ideal = -(-bound // problem.replicas) * problem.replicas
+    return total == bound and slots == ideal and int(state.numbers[COUNT]) % multiple == 0

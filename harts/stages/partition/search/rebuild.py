@@ -1,0 +1,104 @@
+"""Large-neighbourhood search: take a few microbatches apart, build them anew, keep what is not worse."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harts.compiled import compiled
+from harts.ir.base import Int64
+from harts.ir.prefix_tree import prefix_tree
+from harts.stages.partition.search.destroy import Forks, chosen
+from harts.stages.partition.search.intervals import best_intervals
+from harts.stages.partition.search.peel import Rule, Tools, peeled
+from harts.stages.partition.search.problem import Problem, lcp_among, measure
+from harts.stages.partition.search.rng import below
+from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, exchanged, renumber, slots_cost
+
+INTERVALS = 14
+"""Percent of the rebuilds that are exact intervals; the others peel."""
+NOISE = 9
+"""Noise is up to 2**(NOISE - 1) 256ths of a token's profit."""
+PENALTY = 64
+"""Penalties of the peelings are less than this."""
+SQUEEZE = 8
+"""Half of the peelings fill up to this part less than the capacity."""
+
+
+class Proposal(NamedTuple):
+    """A new partition of some trajectories."""
+
+    members: Int64
+    """Sorted positions, ascending, [n]."""
+    label: Int64
+    """New microbatch of each, from 0, [n]."""
+    pieces: int
+    """New microbatches."""
+
+
+@compiled
+def rebuild(problem: Problem, forks: Forks, state: State, tools: Tools, rounds: int) -> int:
+    """Run some rounds on a state; returns how many of them changed it."""
+    count = len(state.label)
+    seen = np.zeros(count + 1, dtype=np.int64)
+    taken = np.zeros(count, dtype=np.bool_)
+    members = np.empty(count, dtype=np.int64)
+    ranked = np.empty(count, dtype=np.int64)
+    kept = 0
+    for _ in range(rounds):
+        old = chosen(forks, state.label, seen, tools.rng)
+        for k in old:
+            taken[k] = True
+        used = 0
+        for x in range(count):
+            if taken[state.label[x]]:
+                members[used] = x
+                used += 1
+        for k in old:
+            taken[k] = False
+        if used > 0:
+            kept += _keep(problem, state, old, proposed(problem, members[:used], tools), ranked)
+    return kept
+
+
+@compiled
+def proposed(problem: Problem, members: Int64, tools: Tools) -> Proposal:
+    """A new partition of some sorted positions, ascending."""
+    lcp = lcp_among(problem, members)
+    if below(tools.rng, 100) < INTERVALS:
+        label, count = best_intervals(problem, members, lcp)
+        return Proposal(members, label, count)
+    length = problem.length[members]
+    capacity = problem.capacity
+    if below(tools.rng, 2) == 0:
+        capacity = max(length.max(), capacity - below(tools.rng, capacity // SQUEEZE + 1))
+    rule = Rule(capacity, 1 << below(tools.rng, NOISE), below(tools.rng, PENALTY))
+    label, count = peeled(prefix_tree(length, lcp), rule, tools)
+    return Proposal(members, label, count)
+
+
+@compiled
+def _keep(problem: Problem, state: State, old: Int64, new: Proposal, ranked: Int64) -> bool:
+    """Replace microbatches by new ones if the objective does not rise."""
+    work = np.empty(new.pieces, dtype=np.int64)
+    cost = np.empty(new.pieces, dtype=np.int64)
+    for k in range(new.pieces):
+        work[k], cost[k] = measure(problem, new.members[new.label == k])
+    total = state.numbers[TOTAL] + cost.sum() - state.cost[old].sum()
+    before = problem.total_weight * state.numbers[TOTAL] + state.numbers[SLOTS]
+    if problem.total_weight * total + total > before:  # a slot's heaviest is at least its mean
+        return False
+    gone = np.sort(state.cost[old])[::-1]
+    count = exchanged(state.ranked[: state.numbers[COUNT]], gone, np.sort(cost)[::-1], ranked)
+    slots = slots_cost(ranked, count, problem.replicas)
+    if problem.total_weight * total + slots > before:
+        return False
+    number = renumber(state, old, new.pieces)
+    for k in range(new.pieces):
+        state.work[number[k]], state.cost[number[k]] = work[k], cost[k]
+    for j in range(len(new.members)):
+        state.label[new.members[j]] = number[new.label[j]]
+    state.ranked[:count] = ranked[:count]
+    state.numbers[COUNT], state.numbers[TOTAL], state.numbers[SLOTS] = count, total, slots
+    return True
