@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from typing import NamedTuple
 
 import numpy as np
 
+from harts.compiled import compiled
 from harts.ir.base import Int32, Int64
 from harts.ir.lcp import LcpIndex
 
@@ -20,79 +20,117 @@ class Policy(NamedTuple):
     """Weight of the tokens that the trajectory shares with the microbatch."""
 
 
-class Bins:
-    """Open microbatches. The insertion cost (10) of x is |x| less the most tokens that it shares with one member.
+class Bins(NamedTuple):
+    """Open microbatches; the arrays change in place. The insertion cost (10) of x is |x| less `shared`.
 
-    That number is kept for every microbatch and position, 4 K N bytes: an insertion changes it only between the
-    new member's neighbours in its microbatch.
+    Of `shared` only the rows of opened microbatches are ever touched, so that 4 K N bytes of memory are used.
     """
 
-    def __init__(self, index: LcpIndex, capacity: int) -> None:
-        self.capacity = capacity
-        self.members: list[list[int]] = []
-        self.work: Int64 = np.zeros(16, dtype=np.int64)
-        self._length = index.length.tolist()
-        self._lcp: Int32 = index.lcp.astype(np.int32)
-        self._shared: Int32 = np.zeros((16, len(index)), dtype=np.int32)
+    length: Int64
+    """Tokens of each trajectory in sorted order, [N]."""
+    lcp: Int32
+    """Tokens shared with the one before, [N]."""
+    own: Int64
+    """Tokens that no other trajectory shares: what an insertion at least costs, [N]."""
+    capacity: int
+    """Compact tokens that a microbatch may hold."""
+    label: Int64
+    """Microbatch of each trajectory, -1 before it is placed, [N]."""
+    work: Int64
+    """Compact tokens of each microbatch; more than the capacity once it is dissolved, [N]."""
+    shared: Int32
+    """Most tokens that each trajectory shares with one member of each microbatch, [N, N]."""
+    opened: Int64
+    """How many microbatches were opened, [1]."""
 
-    def place(self, x: int, policy: Policy) -> None:
-        """Put the trajectory at sorted position x where the policy says, or into a new microbatch."""
-        chosen = self._choose(x, policy)
-        self._add(self._open() if chosen is None else chosen, x)
 
-    def dissolve(self, microbatch: int, policy: Policy) -> bool:
-        """Move all members of a microbatch to others, longest first; undo it if one of them fits nowhere."""
-        held = self.members[microbatch]
-        own_work = self.work[microbatch]
-        self.work[microbatch] = self.capacity + 1  # nothing fits
-        undo: dict[int, tuple[int, list[int], Int32]] = {}
-        for x in sorted(held, key=lambda x: -self._length[x]):
-            chosen = self._choose(x, policy)
-            if chosen is None:
-                self.work[microbatch] = own_work
-                for touched, (work, members, shared) in undo.items():
-                    self.work[touched], self.members[touched], self._shared[touched] = work, members, shared
-                return False
-            if chosen not in undo:
-                undo[chosen] = int(self.work[chosen]), list(self.members[chosen]), self._shared[chosen].copy()
-            self._add(chosen, x)
-        self.members[microbatch] = []
-        return True
+def empty_bins(index: LcpIndex, capacity: int) -> Bins:
+    """No microbatch yet."""
+    count = len(index)
+    own = index.length - np.maximum(index.lcp, np.append(index.lcp[1:], 0))
+    label = np.full(count, -1, dtype=np.int64)
+    work = np.zeros(count, dtype=np.int64)
+    shared = np.zeros((count, count), dtype=np.int32)
+    opened = np.zeros(1, dtype=np.int64)
+    return Bins(index.length, index.lcp.astype(np.int32), own, capacity, label, work, shared, opened)
 
-    def label(self) -> Int64:
-        """Microbatch of each sorted position, [N]; numbers of dissolved microbatches are unused."""
-        label = np.empty(len(self._length), dtype=np.int64)
-        for microbatch, members in enumerate(self.members):
-            label[members] = microbatch
-        return label
 
-    def _choose(self, x: int, policy: Policy) -> int | None:
-        count = len(self.members)
-        if count == 0:
-            return None
-        shared = self._shared[:count, x].astype(np.int64)
-        after = self.work[:count] + self._length[x] - shared
-        value = after * policy.work + shared * policy.shared
-        value[after > self.capacity] = -1
-        best = int(value.argmax())
-        return best if value[best] >= 0 else None
+@compiled
+def place(bins: Bins, policy: Policy, x: int) -> None:
+    """Put the trajectory at sorted position x where the policy says, or into a new microbatch."""
+    chosen = _choose(bins, policy, x)
+    if chosen < 0:
+        chosen = bins.opened[0]
+        bins.opened[0] += 1
+    _add(bins, chosen, x)
 
-    def _open(self) -> int:
-        count = len(self.members)
-        if count == len(self.work):
-            self.work = np.concatenate((self.work, np.zeros_like(self.work)))
-            self._shared = np.concatenate((self._shared, np.zeros_like(self._shared)))
-        self.members.append([])
-        return count
 
-    def _add(self, microbatch: int, x: int) -> None:
-        members, shared = self.members[microbatch], self._shared[microbatch]
-        self.work[microbatch] += self._length[x] - shared[x]
-        at = bisect(members, x)
-        before = members[at - 1] if at else -1
-        after = members[at] if at < len(members) else len(shared)
-        members.insert(at, x)
-        shared[x] = self._length[x]
-        right, left = shared[x + 1 : after], shared[before + 1 : x][::-1]
-        np.maximum(right, np.minimum.accumulate(self._lcp[x + 1 : after]), out=right)
-        np.maximum(left, np.minimum.accumulate(self._lcp[x : before + 1 : -1]), out=left)
+@compiled
+def place_all(bins: Bins, policy: Policy, positions: Int64) -> None:
+    """Place all trajectories in order, then empty microbatches that are at most half full where that is possible."""
+    for x in positions:
+        place(bins, policy, x)
+    for microbatch in np.argsort(bins.work[: bins.opened[0]], kind="mergesort"):
+        if 2 * bins.work[microbatch] <= bins.capacity:
+            dissolve(bins, policy, microbatch)
+
+
+@compiled
+def dissolve(bins: Bins, policy: Policy, microbatch: int) -> bool:
+    """Move all members of a microbatch to others, longest first; undo it if one of them fits nowhere."""
+    members = np.flatnonzero(bins.label == microbatch)
+    members = members[np.argsort(-bins.length[members], kind="mergesort")]
+    touched = np.empty(len(members), dtype=np.int64)
+    before = np.empty(len(members), dtype=np.int64)
+    rows = np.empty((len(members), len(bins.label)), dtype=np.int32)
+    own_work = bins.work[microbatch]
+    bins.work[microbatch] = bins.capacity + 1  # nothing fits
+    for moved in range(len(members)):
+        chosen = _choose(bins, policy, members[moved])
+        if chosen < 0:
+            for i in range(moved - 1, -1, -1):
+                bins.work[touched[i]] = before[i]
+                bins.shared[touched[i]] = rows[i]
+                bins.label[members[i]] = microbatch
+            bins.work[microbatch] = own_work
+            return False
+        touched[moved], before[moved] = chosen, bins.work[chosen]
+        rows[moved] = bins.shared[chosen]
+        _add(bins, chosen, members[moved])
+    return True
+
+
+@compiled
+def _choose(bins: Bins, policy: Policy, x: int) -> int:
+    """The first of the best microbatches that x fits into, -1 if there is none."""
+    best, chosen = -1, -1
+    for k in range(bins.opened[0]):
+        if bins.work[k] + bins.own[x] > bins.capacity:
+            continue
+        common = bins.shared[k, x]
+        after = bins.work[k] + bins.length[x] - common
+        value = after * policy.work + common * policy.shared
+        if after <= bins.capacity and value > best:
+            best, chosen = value, k
+    return chosen
+
+
+@compiled
+def _add(bins: Bins, microbatch: int, x: int) -> None:
+    """Add x; what others share with the microbatch changes only between x and its nearest members."""
+    shared = bins.shared[microbatch]
+    bins.work[microbatch] += bins.length[x] - shared[x]
+    bins.label[x] = microbatch
+    shared[x] = bins.length[x]
+    least = bins.length[x]
+    for y in range(x - 1, -1, -1):
+        least = min(least, bins.lcp[y + 1])
+        if least == 0 or bins.label[y] == microbatch:
+            break
+        shared[y] = max(shared[y], least)
+    least = bins.length[x]
+    for y in range(x + 1, len(bins.label)):
+        least = min(least, bins.lcp[y])
+        if least == 0 or bins.label[y] == microbatch:
+            break
+        shared[y] = max(shared[y], least)

@@ -8,7 +8,7 @@ import numpy as np
 
 from harts.ir.base import Int64
 from harts.ir.lcp import LcpIndex
-from harts.stages.partition.bins import Bins, Policy
+from harts.stages.partition.bins import Policy, empty_bins, place_all
 from harts.stages.partition.labels import renumbered, sets_of
 
 
@@ -65,14 +65,9 @@ def policies(index: LcpIndex, capacity: int) -> dict[str, Policy]:
 
 def placed(index: LcpIndex, capacity: int, positions: Int64, policy: Policy) -> Int64:
     """Place all trajectories in order, then empty microbatches that are at most half full where that is possible."""
-    bins = Bins(index, capacity)
-    for x in positions.tolist():
-        bins.place(x, policy)
-    works = bins.work[: len(bins.members)]
-    for microbatch in np.argsort(works, kind="stable").tolist():
-        if 2 * bins.work[microbatch] <= capacity:
-            bins.dissolve(microbatch, policy)
-    return renumbered(bins.label())
+    bins = empty_bins(index, capacity)
+    place_all(bins, policy, np.ascontiguousarray(positions))
+    return renumbered(bins.label)
 
 
 def aligned(index: LcpIndex, label: Int64, multiple: int) -> Int64 | None:

@@ -10,7 +10,7 @@ from harts.stages.partition.search.peel import Rule, peeled, tools
 
 
 class Peeling(PartitionStage):
-    """Fill one microbatch after the other, from the deepest fork below which all do not fit, for the least that is left."""
+    """Fill microbatch after microbatch, from the deepest forks below which not all fits, for the least that is left."""
 
     def run(self, trie: CompactTrie, /) -> Partitions:
         """Make the one candidate.

@@ -2,22 +2,25 @@
 
 import numpy as np
 
-from harts.stages.partition.bins import Bins, Policy
+from harts.stages.partition.bins import Bins, Policy, dissolve, empty_bins, place
 from harts.stages.partition.greedy import aligned, best_placement, orders, placed, policies
 from harts.stages.partition.labels import renumbered, sets_of
 from tests.forests import trie_of
 from tests.stages.partition.naive import assert_partition, compact_work, some_capacity, sorted_tokens, tries, works_of
 
 
+def members_of(bins: Bins) -> list[list[int]]:
+    return [np.flatnonzero(bins.label == k).tolist() for k in range(int(bins.opened[0]))]
+
+
 def test_work_of_bins_equals_a_naive_count_after_every_insertion() -> None:
     for name, rng, trie in tries(range(15)):
         tokens, capacity = sorted_tokens(trie), some_capacity(rng, trie)
-        bins = Bins(trie.index, capacity)
         for policy in (Policy(10**6, 1), Policy(1, 10**6)):
-            bins = Bins(trie.index, capacity)
+            bins = empty_bins(trie.index, capacity)
             for x in rng.sample(range(len(tokens)), len(tokens)):
-                bins.place(x, policy)
-                naive = [compact_work(tokens[i] for i in members) for members in bins.members]
+                place(bins, policy, x)
+                naive = [compact_work(tokens[i] for i in members) for members in members_of(bins)]
                 assert bins.work[: len(naive)].tolist() == naive, name
                 assert max(naive) <= capacity, name
 
@@ -26,30 +29,34 @@ def test_best_fit_takes_the_fullest_and_max_shared_the_nearest() -> None:
     index = trie_of([[1, 1, 1], [1, 1, 1, 2], [4, 4, 4, 4, 4]]).index
     chosen = {}
     for name, policy in policies(index, 8).items():
-        bins = Bins(index, 8)
+        bins = empty_bins(index, 8)
         for x in (1, 2, 0):  # 4 and 5 do not fit together; the last makes 4 (sharing all 3) or 8
-            bins.place(x, policy)
-        chosen[name] = bins.label().tolist()
+            place(bins, policy, x)
+        chosen[name] = bins.label.tolist()
     assert chosen == {"best_fit": [1, 0, 1], "max_shared": [0, 0, 1]}
 
 
 def test_a_failed_dissolution_leaves_no_trace() -> None:
+    outcomes = set()
     for name, rng, trie in tries(range(15)):
         policy = Policy(10**6, 1)
-        bins = Bins(trie.index, some_capacity(rng, trie))
+        bins = empty_bins(trie.index, some_capacity(rng, trie))
         tokens = sorted_tokens(trie)
         for x in rng.sample(range(len(tokens)), len(tokens)):
-            bins.place(x, policy)
-        for microbatch in range(len(bins.members)):
-            before = [list(members) for members in bins.members], bins.work.tolist(), bins._shared.copy()
-            if bins.dissolve(microbatch, policy):
-                assert bins.members[microbatch] == [], name
+            place(bins, policy, x)
+        for microbatch in range(int(bins.opened[0])):
+            before = bins.label.copy(), bins.work.copy(), bins.shared.copy()
+            done = dissolve(bins, policy, microbatch)
+            outcomes.add(done)
+            if done:
+                assert members_of(bins)[microbatch] == [], name
                 continue
-            assert [list(members) for members in bins.members] == before[0], name
-            assert bins.work.tolist() == before[1], name
-            assert (bins._shared == before[2]).all(), name
-        for members, work in zip(bins.members, bins.work.tolist(), strict=False):
+            assert (bins.label == before[0]).all(), name
+            assert (bins.work == before[1]).all(), name
+            assert (bins.shared == before[2]).all(), name
+        for members, work in zip(members_of(bins), bins.work.tolist(), strict=False):
             assert not members or compact_work(tokens[i] for i in members) == work <= bins.capacity, name
+    assert outcomes == {True, False}
 
 
 def test_small_microbatches_are_removed_if_all_their_members_fit_elsewhere() -> None:
