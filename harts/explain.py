@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harts.config import BACKEND_SECTIONS, Component
+from harts.config import BACKEND_SECTIONS, WORK_MODEL, Component
 from harts.config.edges import type_name
 from harts.errors import ConfigError
 from harts.pipeline import Pipeline
@@ -32,6 +32,8 @@ def explain(pipeline: Pipeline) -> dict[str, Any]:
         for kind, lift in zip(settings.order, pipeline.lifts, strict=True)
     ]
     report: dict[str, Any] = {"file": str(settings.path), "scope": settings.scope, "stages": stages}
+    if WORK_MODEL in settings.components:
+        report[WORK_MODEL] = _component(settings.components[WORK_MODEL])
     if settings.scope == "all":
         sections = [section for section in BACKEND_SECTIONS if section in settings.components]
         report["backends"] = {section: _component(settings.components[section]) for section in sections}
@@ -97,7 +99,8 @@ def render_explanation(report: dict[str, Any]) -> str:
         lines += ["", f"{stage['stage']}: {stage['type']}  ({stage['class']}, {stage['package']})"]
         lines += [f"  {stage['about']}", f"  {stage['takes']} -> {stage['gives']}{how}"]
         lines += _values(stage)
-    for section, part in report.get("backends", {}).items():
+    sections = {WORK_MODEL: report[WORK_MODEL]} if WORK_MODEL in report else {}
+    for section, part in (sections | report.get("backends", {})).items():
         lines += ["", f"{section}: {part['type']}  ({part['class']}, {part['package']})", f"  {part['about']}"]
         lines += _values(part)
     for kind, found in report.get("serving", {}).items():

@@ -9,7 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harts.config import BACKEND_SECTIONS, Component, Lift, ObserveConfig, Scope, Settings, lifts, load_settings
+from harts.config import (
+    BACKEND_SECTIONS,
+    WORK_MODEL,
+    Component,
+    Lift,
+    ObserveConfig,
+    Scope,
+    Settings,
+    lifts,
+    load_settings,
+)
 from harts.config.edges import type_name
 from harts.errors import BackendError, ConfigError, InputError
 from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, RoundPlan, SegmentTree, SemanticOutputs, Value
@@ -96,7 +106,11 @@ class Pipeline:
         return self._stages[kind]
 
     def _build(self, component: Component) -> Any:
-        return component.cls(component.config, self.env if component.cls.needs_env else None)
+        env: Any = self.env if component.cls.needs_env else None
+        if component.cls.needs_work_model:
+            cls, config = self._pair(WORK_MODEL)
+            env = cls(config)
+        return component.cls(component.config, env)
 
     def plan(self, batch: RolloutBatch | None = None) -> PerMicrobatch[CompactLayout]:
         """Run the planning stages.
@@ -219,14 +233,19 @@ class Pipeline:
     @contextmanager
     def watched(self, kind: str, value: Value | None, items: int) -> Iterator[None]:
         """Tell the observers of work on a value, and save the value if the work fails."""
-        with SavedOnFailure(kind, value, self.settings.observe.dump, self.command()):
-            try:
-                for observer in self.observers:
-                    observer.begin(kind, items)
-                yield
-            finally:
-                for observer in self.observers:
-                    observer.finish()
+        with SavedOnFailure(kind, value, self.settings.observe.dump, self.command()), self.shown(kind, items):
+            yield
+
+    @contextmanager
+    def shown(self, kind: str, items: int) -> Iterator[None]:
+        """Tell the observers of work that no command resumes."""
+        try:
+            for observer in self.observers:
+                observer.begin(kind, items)
+            yield
+        finally:
+            for observer in self.observers:
+                observer.finish()
 
     def command(self) -> str:
         """The command line that runs this pipeline."""

@@ -1,7 +1,7 @@
 """Names to classes. The built-in table holds strings, so that naming a backend is what imports it.
 
 Third parties add names through entry-point groups (`harts.stages.<kind>`, `harts.linear_attention`,
-`harts.full_attention`, `harts.models`, `harts.objectives`) or `register`.
+`harts.full_attention`, `harts.models`, `harts.objectives`, `harts.work_models`) or `register`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "arrays": "harts.stages.ingest.arrays:Arrays",
         "batch": "harts.stages.ingest.handed_over:HandedOver",
     },
-    "partition": {"paper": "harts.stages.partition.paper:Paper"},
+    "partition": {
+        "paper": "harts.stages.partition.paper:Paper",
+        "contiguous": "harts.stages.partition.contiguous:Contiguous",
+        "peeling": "harts.stages.partition.peeling:Peeling",
+        "lns": "harts.stages.partition.lns:Lns",
+    },
     "schedule": {"slots": "harts.stages.schedule.slots:Slots"},
     "call_plan": {
         "min_call": "harts.stages.call_plan.min_call:MinCall",
@@ -33,6 +38,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "layout": {"round_major": "harts.stages.layout.round_major:RoundMajor"},
     "execute": {"compact": "harts.stages.execute.compact:Compact"},
     "restore": {"mapped": "harts.stages.restore.mapped:Mapped"},
+    "work_models": {
+        "compact": "harts.work_models.compact:Compact",
+        "calibrated": "harts.work_models.calibrated:Calibrated",
+    },
     "linear_attention": {
         "naive": "harts.backends.linear.naive:Naive",
         "recurrent": "harts.backends.linear.recurrent:Recurrent",

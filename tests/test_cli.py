@@ -68,7 +68,7 @@ def test_json_of_a_fault_is_one_object(call, path):
     assert report["messages"] == err.splitlines()
 
 
-@pytest.mark.parametrize("command", ["check", "explain", "plan", "run"])
+@pytest.mark.parametrize("command", ["check", "explain", "plan", "run", "calibrate"])
 def test_missing_file_is_bad_usage_in_one_line(call, tmp_path, command):
     code, out, err = call(command, tmp_path / "absent.yaml")
     assert (code, out) == (2, "")
@@ -93,7 +93,25 @@ def test_explain_shows_edges_configs_and_packages(call, path):
     assert [stage["takes"] for stage in report["stages"]][:2] == ["nothing", "Numbers"]
 
 
-@pytest.mark.parametrize("command", ["check", "explain", "plan", "run"])
+def test_explain_shows_the_work_model_that_serves(call, path, tmp_path):
+    from pathlib import Path
+
+    from tests.work_models.tables import written
+
+    file = Path(__file__).resolve().parents[1] / "pipelines" / "plan_only.yaml"
+    code, out, _ = call("explain", file, "--plan")
+    assert code == 0
+    assert "\nwork_model: compact  (harts.work_models.compact:Compact, harts)\n" in out
+    assert "work_model" not in call("explain", path)[1]
+    named = f"work_model={{type: calibrated, table: {written(tmp_path)}, chunk_size: 64}}"
+    out = call("explain", file, "--plan", "--set", named)[1]
+    assert "\nwork_model: calibrated  (harts.work_models.calibrated:Calibrated, harts)\n" in out
+    assert f"    table: {tmp_path}/table.json\n" in out
+    report = json.loads(call("explain", file, "--plan", "--set", named, "--json")[1])
+    assert report["work_model"]["config"]["chunk_size"] == 64
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "plan", "run", "calibrate"])
 def test_effective_values_are_printed_and_nothing_runs(call, path, command):
     code, out, _ = call(command, path, "--print-config", "--set", "partition.parts=4")
     assert code == 0
@@ -185,6 +203,7 @@ def test_backends_lists_names_packages_and_what_is_missing(call, monkeypatch):
     assert report["models"]["broken"]["package"] == "acme"
     assert "No module named 'no_such_module'" in report["models"]["broken"]["why_not"]
     assert report["linear_attention"]["naive"]["why_not"] is None
+    assert set(report["work_models"]) == {"compact", "calibrated"}
 
 
 def test_reader_that_goes_away_is_no_trace():

@@ -14,6 +14,7 @@ from harts.config.yaml_tree import Tree, TreeReader
 from harts.errors import ConfigError
 from harts.ir import CompactLayout, CompactTrie, Partitions, PerMicrobatch, RoundPlan, SegmentTree
 from harts.stages.base import Stage, StageConfig
+from tests.work_models.tables import written as table
 
 GOOD = """\
 pipeline: [ingest, partition, schedule, call_plan, layout]
@@ -55,6 +56,10 @@ class ToyPartition(Stage[CompactTrie, Partitions]):
         raise NotImplementedError
 
 
+class Measured(ToyPartition, Stage[CompactTrie, Partitions]):
+    needs_work_model = True
+
+
 class ToySchedule(Stage[Partitions, PerMicrobatch[SegmentTree]]):
     def run(self, value, /):
         raise NotImplementedError
@@ -94,6 +99,7 @@ def toys(monkeypatch):
         "layout": ToyLayout,
     }.items():
         registry.register(kind, "toy", f"{__name__}:{cls.__name__}", "toys")
+    registry.register("partition", "measured", f"{__name__}:Measured", "toys")
     registry.register("layout", "takes_trie", f"{__name__}:TakesTrie", "toys")
 
 
@@ -301,6 +307,42 @@ def test_planning_leaves_sections_of_execution_alone(tmp_path):
         "full_attention: is required",
     ):
         assert key in text
+
+
+MEASURED = GOOD.replace("partition:\n  type: toy", "partition:\n  type: measured")
+
+
+@pytest.mark.parametrize("written_as", ["", "work_model: null\n", "work_model: {type: compact}\n"])
+def test_work_model_is_compact_unless_the_file_says_otherwise(tmp_path, written_as):
+    settings = load_settings(written(tmp_path, MEASURED + written_as), scope="plan")
+    assert settings.components["work_model"].name == "compact"
+    assert settings.effective()["work_model"] == {"type": "compact"}
+    assert "work_model" not in load_settings(written(tmp_path, GOOD), scope="plan").effective()
+
+
+def test_work_model_reads_a_table_beside_the_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    table(tmp_path / "sub")
+    path = written(tmp_path / "sub", MEASURED + "work_model: {type: calibrated, table: table.json, chunk_size: 64}\n")
+    settings = load_settings(path, scope="plan")
+    assert settings.effective()["work_model"]["table"] == str(tmp_path / "sub" / "table.json")
+
+
+def test_faults_of_a_work_model_are_located(tmp_path):
+    text = MEASURED + "work_model: {type: calibrated, table: absent.json, chunk_size: 32}\n"
+    assert faults(tmp_path, text) == [
+        f"p.yaml:13:13: work_model: table: {tmp_path}/absent.json: cannot be read: No such file or directory",
+        "p.yaml:13:64: work_model.chunk_size: is 32, but call_plan.chunk_size is 64",
+    ]
+    line = only(tmp_path, text.replace("calibrated", "calibrate"))
+    assert line == (
+        'p.yaml:13:20: work_model.type: got the text "calibrate"; did you mean calibrated? known: calibrated, compact'
+    )
+    lines = faults(tmp_path, MEASURED + "work_model: {type: calibrated, table: 4, chunk_sze: 64}\n")
+    assert lines[0] == "p.yaml:13:39: work_model.table: got 4, an integer; wanted is text: put it in quotes"
+    assert lines[1].startswith("p.yaml:13:42: work_model.chunk_sze: is not a key; did you mean chunk_size?")
+    line = only(tmp_path, GOOD + "work_model: {type: compact}\n")
+    assert line == "p.yaml:13:1: work_model: has no effect: no stage of `pipeline` asks for one"
 
 
 def test_training_needs_its_stages_and_an_objective(tmp_path):

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import harts
+from harts import registry
 from harts.errors import ConfigError, InputError, PlanError
 from harts.ir import PerMicrobatch
 from harts.ir.codec import load, save
 from harts.pipeline import Pipeline
 from tests.forests import batch_of
-from tests.toy_stages import FILE, Numbers, Part, Shifted, register_toys
+from tests.toy_stages import FILE, Numbers, Part, Shifted, Split, register_toys, step_of
+from tests.work_models.tables import written
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,22 @@ def test_saved_value_is_the_same_after_a_file(path, tmp_path):
     made = harts.load(path).run()
     save(made, tmp_path / "x.harts")
     assert load(tmp_path / "x.harts").digest() == made.digest()
+
+
+class Priced(Split):
+    needs_work_model = True
+
+    def run(self, value, /):
+        return PerMicrobatch(step_of(self.env.tables(2).along[1:]), ())
+
+
+def test_stage_that_asks_for_a_work_model_gets_the_file_s(path, tmp_path):
+    registry.register("partition", "priced", f"{__name__}:Priced", "toys")
+    table = written(tmp_path, row=7.0, pair=1.0)
+    given = ["partition.type=priced", "observe.verify=off"]
+    assert harts.load(path, given).run(until="partition").step.cost.tolist() == [1, 2]
+    given.append(f"work_model={{type: calibrated, table: {table}, chunk_size: 4}}")
+    assert harts.load(path, given).run(until="partition").step.cost.tolist() == [8, 17]
 
 
 def test_seconds_are_kept_for_every_stage(path):

@@ -32,10 +32,11 @@ def test_every_built_in_name_resolves(kind):
         assert isinstance(registry.resolve(kind, name), type)
 
 
-def test_installed_package_adds_a_stage_and_a_backend(monkeypatch, tmp_path):
-    points = "[harts.stages.layout]\nmine = plug_in:Mine\n[harts.linear_attention]\nmine = plug_in:Mine\n"
+def test_installed_package_adds_a_stage_a_backend_and_a_work_model(monkeypatch, tmp_path):
+    kinds = ("stages.layout", "linear_attention", "work_models")
+    points = "".join(f"[harts.{kind}]\nmine = plug_in:Mine\n" for kind in kinds)
     install(monkeypatch, tmp_path, "plug-in", points)
-    for kind in ("layout", "linear_attention"):
+    for kind in ("layout", "linear_attention", "work_models"):
         assert registry.names(kind)["mine"] == ("plug_in:Mine", "plug-in")
         assert registry.resolve(kind, "mine").__name__ == "Mine"
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import math
 import sys
+from argparse import Namespace
 from typing import Any
 
+import yaml
+
+from harts.config import Settings
 from harts.errors import HartsError
 
 
 def result(report: dict[str, Any], text: str, as_json: bool) -> None:
     """Print a command's result."""
     print(json.dumps(_finite(report), indent=2, allow_nan=False) if as_json else text)
+
+
+def printed(settings: Settings, given: Namespace) -> bool:
+    """Whether the effective values were asked for, and so printed."""
+    if given.print_config:
+        values = settings.effective()
+        result(values, yaml.safe_dump(values, sort_keys=False).rstrip(), given.json)
+    return bool(given.print_config)
 
 
 def failure(error: HartsError, as_json: bool) -> None:

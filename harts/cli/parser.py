@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from harts.cli import files, pipelines
+from harts.cli import calibration, files, pipelines
 from harts.errors import ConfigError
 
 Command = Callable[[argparse.Namespace], int]
@@ -49,6 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
     run = add("run", "Plan, then train as the `train` section says, or compute log-probs.", pipelines.run)
     _pipeline(run)
     _running(run)
+    measure = add(
+        "calibrate", "Measure what microbatches cost here, for the work model `calibrated`.", calibration.calibrate
+    )
+    _pipeline(measure)
+    _measuring(measure)
     _files(add)
     return parser
 
@@ -68,6 +73,21 @@ def _running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="DUMP", dest="start", type=Path, help="resume from a dumped value")
     parser.add_argument("--dump", metavar="DIR", type=Path, help="write the value of every edge to DIR/NN_stage.harts")
     parser.add_argument("--verify", choices=("off", "on", "roundtrip"), help="check every value between two stages")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no printed values on stderr")
+
+
+def _measuring(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="TABLE", type=Path, help="write the table to this JSON file")
+    parser.add_argument(
+        "--repeats",
+        metavar="N",
+        type=_positive,
+        default=2,
+        help="timed runs of each microbatch, the fastest counts (2)",
+    )
+    parser.add_argument(
+        "--rows", metavar="N", type=_positive, help="compact rows of the largest (a quarter of partition.capacity)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no printed values on stderr")
 
 
@@ -93,6 +113,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-import yaml
-
 import harts.explain
-from harts.cli.output import result
+from harts.cli.output import printed, result
 from harts.cli.training import check_settings, train
 from harts.config import Scope, Settings, load_settings
 from harts.errors import ConfigError, InputError
@@ -25,7 +23,7 @@ from harts.report import logprob_report, plan_report, render
 def check(given: Namespace) -> int:
     """`harts check`: load everything, ask the backends whether they can serve, run nothing."""
     settings = load_settings(given.file, given.overrides, "plan" if given.plan else "all")
-    if _printed(settings, given):
+    if printed(settings, given):
         return 0
     pipeline = Pipeline(settings)
     if settings.scope == "all" and "execute" in settings.order:
@@ -40,7 +38,7 @@ def check(given: Namespace) -> int:
 def explain(given: Namespace) -> int:
     """`harts explain`: without torch, the planning stages only."""
     settings = load_settings(given.file, given.overrides, "plan" if given.plan or not _has_torch() else "all")
-    if _printed(settings, given):
+    if printed(settings, given):
         return 0
     report = harts.explain.explain(Pipeline(settings))
     result(report, harts.explain.render_explanation(report), given.json)
@@ -50,7 +48,7 @@ def explain(given: Namespace) -> int:
 def plan(given: Namespace) -> int:
     """`harts plan`: what the plan is, and how long planning took."""
     settings = _settings(given, "plan")
-    if _printed(settings, given):
+    if printed(settings, given):
         return 0
     pipeline = Pipeline(settings)
     layouts = _layouts(pipeline, _start(given))
@@ -64,7 +62,7 @@ def plan(given: Namespace) -> int:
 def run(given: Namespace) -> int:
     """`harts run`: 1 if the comparison that the file asks for fails."""
     settings = _settings(given, "all")
-    if _printed(settings, given):
+    if printed(settings, given):
         return 0
     if "restore" not in settings.order:
         raise ConfigError(f"{given.file}: pipeline: a run ends with restore; `harts plan` runs planning alone")
@@ -89,14 +87,6 @@ def _settings(given: Namespace, scope: Scope) -> Settings:
     changes |= {"dump": given.dump} if given.dump is not None else {}
     changes |= {"verify": given.verify} if given.verify is not None else {}
     return replace(settings, observe=settings.observe.model_copy(update=changes))
-
-
-def _printed(settings: Settings, given: Namespace) -> bool:
-    """Whether the effective values were asked for, and so printed."""
-    if given.print_config:
-        values = settings.effective()
-        result(values, yaml.safe_dump(values, sort_keys=False).rstrip(), given.json)
-    return bool(given.print_config)
 
 
 def _start(given: Namespace) -> Value | None:

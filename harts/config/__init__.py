@@ -2,11 +2,12 @@
 
 from harts.config.edges import Lift, lifts
 from harts.config.observe import ObserveConfig
-from harts.config.settings import BACKEND_SECTIONS, PLANNING, Component, Scope, Settings, load_settings
+from harts.config.settings import BACKEND_SECTIONS, PLANNING, WORK_MODEL, Component, Scope, Settings, load_settings
 
 __all__ = [
     "BACKEND_SECTIONS",
     "PLANNING",
+    "WORK_MODEL",
     "Component",
     "Lift",
     "ObserveConfig",

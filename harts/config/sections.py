@@ -10,7 +10,16 @@ from harts.config.edges import lifts
 from harts.config.faults import Faults, Path, closest, dotted, shown, suggestion
 from harts.config.observe import ObserveConfig
 from harts.config.overrides import Interpolation
-from harts.config.settings import BACKEND_SECTIONS, PLANNING, TOP_LEVEL, Component, Scope, Settings
+from harts.config.settings import (
+    BACKEND_SECTIONS,
+    DEFAULT_WORK_MODEL,
+    PLANNING,
+    TOP_LEVEL,
+    WORK_MODEL,
+    Component,
+    Scope,
+    Settings,
+)
 from harts.config.validate import Owners, unknown_key, validate
 from harts.config.yaml_tree import Tree
 from harts.errors import ConfigError
@@ -41,6 +50,7 @@ class Sections:
         self._note_owners(train_config)
         self._unknown_sections()
         components = {section: self._component(section) for section in self.classes}
+        components |= self._work_model(components)
         train = self._plain("train", train_config, drop=("objective",)) if train_config else None
         observe = self._plain("observe", ObserveConfig)
         device = self._device()
@@ -81,6 +91,7 @@ class Sections:
         """Sections of registered components to validate, with their kinds."""
         data = self.tree.data
         found = {kind: kind for kind in self.order if kind in data}
+        found |= {WORK_MODEL: "work_models"} if data.get(WORK_MODEL) is not None else {}
         for kind in STAGE_KINDS:
             if kind in data and self.listed and kind not in self.listed and (self.scope == "all" or kind in PLANNING):
                 self.faults.add(self.tree.key_spot((kind,)), kind, "has no effect: `pipeline` does not list it")
@@ -154,6 +165,32 @@ class Sections:
         data = {key: value for key, value in self.values.resolved(path).items() if key != "type"}
         config = validate(self.tree, path, data, cls.Config, owners=self.owners, faults=self.faults)
         return None if config is None else Component(section, kind, name, cls, config)
+
+    def _work_model(self, components: dict[str, Component | None]) -> dict[str, Component]:
+        """The default where a stage needs a work model and the file names none; faults of one that does not fit."""
+        path: Path = (WORK_MODEL,)
+        needed = [kind for kind in self.order if kind in self.classes and self.classes[kind][2].needs_work_model]
+        if WORK_MODEL not in self.classes:
+            if not needed or self.tree.data.get(WORK_MODEL) is not None:
+                return {}
+            cls = resolve("work_models", DEFAULT_WORK_MODEL)
+            return {WORK_MODEL: Component(WORK_MODEL, "work_models", DEFAULT_WORK_MODEL, cls, cls.Config())}
+        if not needed:
+            self.faults.add(self.tree.key_spot(path), WORK_MODEL, "has no effect: no stage of `pipeline` asks for one")
+        chosen, call_plan = components[WORK_MODEL], components.get("call_plan")
+        if chosen is None:
+            return {}
+        ours, planned = (getattr(each and each.config, "chunk_size", None) for each in (chosen, call_plan))
+        if ours is not None and planned is not None and ours != planned:
+            here = (*path, "chunk_size")
+            self.faults.add(
+                self.tree.value_spot(here), dotted(here), f"is {ours}, but call_plan.chunk_size is {planned}"
+            )
+        try:
+            chosen.cls(chosen.config)
+        except ConfigError as error:
+            self.faults.add(self.tree.value_spot(path), WORK_MODEL, str(error))
+        return {}
 
     def _plain(self, section: str, config: type[StageConfig], drop: tuple[str, ...] = ()) -> StageConfig | None:
         data = self.values.resolved((section,))

@@ -22,7 +22,12 @@ PLANNING = STAGE_KINDS[: STAGE_KINDS.index("layout") + 1]
 BACKEND_SECTIONS = {"model": "models", "linear_attention": "linear_attention", "full_attention": "full_attention"}
 """Section -> kind in the registry."""
 
-TOP_LEVEL = ("pipeline", *STAGE_KINDS, *BACKEND_SECTIONS, "device", "train", "observe")
+WORK_MODEL = "work_model"
+"""Section of the measure that partitions are searched in; `DEFAULT_WORK_MODEL` serves where it is absent."""
+
+DEFAULT_WORK_MODEL = "compact"
+
+TOP_LEVEL = ("pipeline", *STAGE_KINDS, WORK_MODEL, *BACKEND_SECTIONS, "device", "train", "observe")
 
 
 def dumped(config: StageConfig) -> dict[str, Any]:
