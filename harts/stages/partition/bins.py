@@ -55,6 +55,14 @@ def empty_bins(index: LcpIndex, capacity: int) -> Bins:
     return Bins(index.length, index.lcp.astype(np.int32), own, capacity, label, work, shared, opened)
 
 
+def clear(bins: Bins) -> None:
+    """Take all trajectories out; only what was touched is written."""
+    bins.label[:] = -1
+    bins.work[:] = 0
+    bins.shared[: bins.opened[0]] = 0
+    bins.opened[0] = 0
+
+
 @compiled
 def place(bins: Bins, policy: Policy, x: int) -> None:
     """Put the trajectory at sorted position x where the policy says, or into a new microbatch."""

@@ -62,9 +62,9 @@ def test_a_failed_dissolution_leaves_no_trace() -> None:
 def test_small_microbatches_are_removed_if_all_their_members_fit_elsewhere() -> None:
     in_order, policy = np.arange(4), Policy(1, 9)
     trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 6])  # placed as 2 + 2, 6, 6
-    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [8, 8]
+    assert works_of(trie, placed(empty_bins(trie.index, 8), in_order, policy)) == [8, 8]
     trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 7])  # placed as 2 + 2, 6, 7: one of 2 fits nowhere
-    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [4, 6, 7]
+    assert works_of(trie, placed(empty_bins(trie.index, 8), in_order, policy)) == [4, 6, 7]
 
 
 def test_alignment_takes_the_cheapest_singletons() -> None:
@@ -122,7 +122,7 @@ def test_best_placement_has_the_fewest_microbatches_then_the_least_work() -> Non
         (len(works), sum(works))
         for order in orders(trie.index).values()
         for policy in policies(trie.index, 8).values()
-        for works in [works_of(trie, placed(trie.index, 8, order, policy))]
+        for works in [works_of(trie, placed(empty_bins(trie.index, 8), order, policy))]
     }
     assert (3, 15) in made  # less work in more microbatches
     found = best_placement(trie.index, 8, 1)
