@@ -1,0 +1,1 @@
+"""What tools/bench_plan.py is made of."""
