@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from harts.ir.base import Int64
 from harts.ir.lcp import LcpIndex
-from harts.stages.partition.bins import Bins, Policy, clear, empty_bins, place_all
+from harts.stages.partition.bins import Policy, empty_bins, place_all
 from harts.stages.partition.labels import renumbered, sets_of
 
 
@@ -31,16 +33,17 @@ class Placement:
 
 def best_placement(index: LcpIndex, capacity: int, multiple: int) -> Placement | None:
     """The best of 4 orders x 2 policies by (K, work); None if none has a K that is a multiple of `multiple`."""
+    ways = list(product(orders(index).items(), policies(index, capacity).items()))
+    with ThreadPoolExecutor() as pool:  # placing runs without the interpreter's lock
+        labels = list(pool.map(lambda way: placed(index, capacity, way[0][1], way[1][1]), ways))
     best: Placement | None = None
-    bins = empty_bins(index, capacity)
-    for order, positions in orders(index).items():
-        for name, policy in policies(index, capacity).items():
-            label = aligned(index, placed(bins, positions, policy), multiple)
-            if label is None:
-                continue
-            found = Placement(order, name, label, int(sets_of(index, label).work.sum()))
-            if best is None or (found.count, found.work) < (best.count, best.work):
-                best = found
+    for ((order, _), (policy, _)), made in zip(ways, labels, strict=True):
+        label = aligned(index, made, multiple)
+        if label is None:
+            continue
+        found = Placement(order, policy, label, int(sets_of(index, label).work.sum()))
+        if best is None or (found.count, found.work) < (best.count, best.work):
+            best = found
     return best
 
 
@@ -64,15 +67,9 @@ def policies(index: LcpIndex, capacity: int) -> dict[str, Policy]:
     }
 
 
-def placed(bins: Bins, positions: Int64, policy: Policy) -> Int64:
-    """Place all trajectories in order, then empty microbatches that are at most half full where that is possible.
-
-    Args:
-        bins: whose space is used; what they hold is lost.
-        positions: sorted positions in the order of placement, [N].
-        policy: which microbatch takes the next.
-    """
-    clear(bins)
+def placed(index: LcpIndex, capacity: int, positions: Int64, policy: Policy) -> Int64:
+    """Place all trajectories in order, then empty microbatches that are at most half full where that is possible."""
+    bins = empty_bins(index, capacity)
     place_all(bins, policy, np.ascontiguousarray(positions))
     return renumbered(bins.label)
 

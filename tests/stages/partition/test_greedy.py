@@ -45,7 +45,7 @@ def test_a_failed_dissolution_leaves_no_trace() -> None:
         for x in rng.sample(range(len(tokens)), len(tokens)):
             place(bins, policy, x)
         for microbatch in range(int(bins.opened[0])):
-            before = bins.label.copy(), bins.work.copy(), bins.shared.copy()
+            before = bins.label.copy(), bins.work.copy()
             done = dissolve(bins, policy, microbatch)
             outcomes.add(done)
             if done:
@@ -53,7 +53,6 @@ def test_a_failed_dissolution_leaves_no_trace() -> None:
                 continue
             assert (bins.label == before[0]).all(), name
             assert (bins.work == before[1]).all(), name
-            assert (bins.shared == before[2]).all(), name
         for members, work in zip(members_of(bins), bins.work.tolist(), strict=False):
             assert not members or compact_work(tokens[i] for i in members) == work <= bins.capacity, name
     assert outcomes == {True, False}
@@ -62,9 +61,9 @@ def test_a_failed_dissolution_leaves_no_trace() -> None:
 def test_small_microbatches_are_removed_if_all_their_members_fit_elsewhere() -> None:
     in_order, policy = np.arange(4), Policy(1, 9)
     trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 6])  # placed as 2 + 2, 6, 6
-    assert works_of(trie, placed(empty_bins(trie.index, 8), in_order, policy)) == [8, 8]
+    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [8, 8]
     trie = trie_of([[1] * 2, [2] * 2, [3] * 6, [4] * 7])  # placed as 2 + 2, 6, 7: one of 2 fits nowhere
-    assert works_of(trie, placed(empty_bins(trie.index, 8), in_order, policy)) == [4, 6, 7]
+    assert works_of(trie, placed(trie.index, 8, in_order, policy)) == [4, 6, 7]
 
 
 def test_alignment_takes_the_cheapest_singletons() -> None:
@@ -122,7 +121,7 @@ def test_best_placement_has_the_fewest_microbatches_then_the_least_work() -> Non
         (len(works), sum(works))
         for order in orders(trie.index).values()
         for policy in policies(trie.index, 8).values()
-        for works in [works_of(trie, placed(empty_bins(trie.index, 8), order, policy))]
+        for works in [works_of(trie, placed(trie.index, 8, order, policy))]
     }
     assert (3, 15) in made  # less work in more microbatches
     found = best_placement(trie.index, 8, 1)

@@ -10,7 +10,7 @@ from harts.compiled import compiled
 from harts.ir.base import Int64
 from harts.stages.partition.search.problem import Problem, cost_after, shared
 from harts.stages.partition.search.rng import Rng, below
-from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, exchanged
+from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, exchanged, relink, slots_cost
 
 UNEVEN = 32
 """How much more a slot's waiting counts the larger it is, as a part of the slot's cost."""
@@ -83,10 +83,8 @@ def balance(problem: Problem, state: State, rng: Rng, tries: int) -> int:
         state.ranked[:count] = ranked
         state.numbers[TOTAL] = total
         order = order[np.argsort(-state.cost[order])]
-    heaviest = 0
-    for k in range(0, count, problem.replicas):
-        heaviest += state.ranked[k]
-    state.numbers[SLOTS] = heaviest * problem.replicas
+    relink(state, np.arange(len(state.label)))
+    state.numbers[SLOTS] = slots_cost(state.ranked, count, problem.replicas)
     return made
 
 

@@ -19,6 +19,8 @@ CLIMB = 4
 """Levels that the fork may lie above a trajectory's own."""
 REACH = 64
 """Sorted positions to either side that are neighbours."""
+SPAN = 512
+"""Trajectories below a fork that is looked at; of larger ones, some microbatches are as good as any."""
 
 
 class Forks(NamedTuple):
@@ -65,7 +67,7 @@ def chosen(forks: Forks, label: Int64, seen: Int64, rng: Rng) -> Int64:
     """
     count = len(label)
     want = FEWEST + below(rng, MOST - FEWEST + 1)
-    found = np.empty(count, dtype=np.int64)
+    found = np.empty(SPAN + 2, dtype=np.int64)
     used = 0
     kind = below(rng, 10)
     if kind < 6:
@@ -92,9 +94,10 @@ def _of_excess(forks: Forks, label: Int64, seen: Int64, rng: Rng, found: Int64) 
         for _ in range(below(rng, CLIMB)):
             if forks.parent[v] >= 0:
                 v = forks.parent[v]
-        used = _within(label, forks.first[v], forks.last[v], seen, found)
-        if forks.parent[v] >= 0 and used > forks.least[v]:
-            return used
+        if forks.parent[v] >= 0 and forks.last[v] - forks.first[v] < SPAN:
+            used = _within(label, forks.first[v], forks.last[v], seen, found)
+            if used > forks.least[v]:
+                return used
     return 0
 
 

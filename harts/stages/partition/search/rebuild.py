@@ -14,7 +14,17 @@ from harts.stages.partition.search.intervals import best_intervals
 from harts.stages.partition.search.peel import Rule, Tools, peeled
 from harts.stages.partition.search.problem import Problem, lcp_among, measure
 from harts.stages.partition.search.rng import below
-from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, exchanged, renumber, slots_cost
+from harts.stages.partition.search.state import (
+    COUNT,
+    SLOTS,
+    TOTAL,
+    State,
+    exchanged,
+    members,
+    relink,
+    renumber,
+    slots_cost,
+)
 
 INTERVALS = 14
 """Percent of the rebuilds that are exact intervals; the others peel."""
@@ -40,26 +50,24 @@ class Proposal(NamedTuple):
 @compiled
 def rebuild(problem: Problem, forks: Forks, state: State, tools: Tools, rounds: int) -> int:
     """Run some rounds on a state; returns how many of them changed it."""
-    count = len(state.label)
-    seen = np.zeros(count + 1, dtype=np.int64)
-    taken = np.zeros(count, dtype=np.bool_)
-    members = np.empty(count, dtype=np.int64)
-    ranked = np.empty(count, dtype=np.int64)
+    seen = np.zeros(len(state.label) + 1, dtype=np.int64)
+    ranked = np.empty(len(state.label), dtype=np.int64)
     kept = 0
     for _ in range(rounds):
         old = chosen(forks, state.label, seen, tools.rng)
-        for k in old:
-            taken[k] = True
-        used = 0
-        for x in range(count):
-            if taken[state.label[x]]:
-                members[used] = x
-                used += 1
-        for k in old:
-            taken[k] = False
-        if used > 0:
-            kept += _keep(problem, state, old, proposed(problem, members[:used], tools), ranked)
+        if len(old) > 0:
+            proposal = proposed(problem, _members_of(state, old), tools)
+            kept += _keep(problem, state, old, proposal, ranked)
     return kept
+
+
+@compiled
+def _members_of(state: State, microbatches: Int64) -> Int64:
+    """Sorted positions of some microbatches, ascending, [n]."""
+    found = members(state, microbatches[0])
+    for k in microbatches[1:]:
+        found = np.concatenate((found, members(state, k)))
+    return np.sort(found)
 
 
 @compiled
@@ -97,8 +105,8 @@ def _keep(problem: Problem, state: State, old: Int64, new: Proposal, ranked: Int
     number = renumber(state, old, new.pieces)
     for k in range(new.pieces):
         state.work[number[k]], state.cost[number[k]] = work[k], cost[k]
-    for j in range(len(new.members)):
-        state.label[new.members[j]] = number[new.label[j]]
+    state.label[new.members] = number[new.label]
+    relink(state, new.members)
     state.ranked[:count] = ranked[:count]
     state.numbers[COUNT], state.numbers[TOTAL], state.numbers[SLOTS] = count, total, slots
     return True

@@ -19,6 +19,10 @@ class State(NamedTuple):
 
     label: Int64
     """Microbatch of each sorted position, [N]."""
+    head: Int64
+    """Some member of each microbatch, [N]."""
+    link: Int64
+    """Another member of the same microbatch, -1 at the end of the chain that begins at its head, [N]."""
     work: Int64
     """Compact tokens of each microbatch, [N]."""
     cost: Int64
@@ -35,25 +39,43 @@ class State(NamedTuple):
 def begin(problem: Problem, label: Int64, count: int) -> State:
     """The state of a partition into microbatches 0..count-1, none of them empty."""
     total = len(label)
-    size = np.zeros(count + 1, dtype=np.int64)
-    for microbatch in label:
-        size[microbatch + 1] += 1
-    place = np.cumsum(size)
-    members = np.empty(total, dtype=np.int64)
-    for x in range(total):
-        members[place[label[x]]] = x
-        place[label[x]] += 1
-    work = np.zeros(total, dtype=np.int64)
-    cost = np.zeros(total, dtype=np.int64)
+    head, link, work, cost, ranked, spare = np.zeros((6, total), dtype=np.int64)
+    state = State(label, head, link, work, cost, ranked, spare, np.zeros(3, dtype=np.int64))
+    relink(state, np.arange(total))
     for k in range(count):
-        work[k], cost[k] = measure(problem, members[place[k] - size[k + 1] : place[k]])
-    ranked = np.zeros(total, dtype=np.int64)
+        work[k], cost[k] = measure(problem, members(state, k))
     ranked[:count] = np.sort(cost[:count])[::-1]
-    spare = np.zeros(total, dtype=np.int64)
-    for k in range(count, total):
-        spare[k - count] = k
-    numbers = np.array([count, cost.sum(), slots_cost(ranked, count, problem.replicas)])
-    return State(label, work, cost, ranked, spare, numbers)
+    spare[: total - count] = np.arange(count, total)
+    state.numbers[COUNT], state.numbers[TOTAL] = count, cost.sum()
+    state.numbers[SLOTS] = slots_cost(ranked, count, problem.replicas)
+    return state
+
+
+@compiled
+def relink(state: State, changed: Int64) -> None:
+    """Chain the members of the microbatches that some positions, all of their members, are in now."""
+    for x in changed:
+        state.head[state.label[x]] = -1
+    for x in changed:
+        k = state.label[x]
+        state.link[x] = state.head[k]
+        state.head[k] = x
+
+
+@compiled
+def members(state: State, microbatch: int) -> Int64:
+    """Sorted positions of a microbatch, ascending, [n]."""
+    count, x = 0, state.head[microbatch]
+    while x >= 0:
+        count += 1
+        x = state.link[x]
+    found = np.empty(count, dtype=np.int64)
+    x = state.head[microbatch]
+    for i in range(count):
+        found[i] = x
+        x = state.link[x]
+    found.sort()
+    return found
 
 
 @compiled
