@@ -81,7 +81,17 @@ class Pipeline:
         return self._env
 
     def need(self) -> Need:
-        """What the model asks of the attention backends, whether or not the file's choice can serve."""
+        """What the model asks of the attention backends, whether or not the file's choice can serve.
+
+        Raises:
+            ConfigError: the device cannot be used: the model is built on it.
+        """
+        from harts.backends.build import check_device  # noqa: PLC0415  (imports torch)
+
+        try:
+            check_device(self.settings.device)
+        except BackendError as error:
+            raise ConfigError(f"{self.settings.path}: {error}") from error
         linear, full = (cls(config) for cls, config in map(self._pair, ("linear_attention", "full_attention")))
         cls, config = self._pair("model")
         need: Need = cls(config, linear, full, self.settings.device).need(self._number("call_plan", "chunk_size"))

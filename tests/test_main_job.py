@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import harts
 from harts.cli import main
@@ -65,7 +66,17 @@ def options(given):
 @pytest.mark.parametrize("path", sorted(PIPELINES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_bundled_file_is_valid(call, path):
     code, _, err = call("check", path)
-    assert (code, err) == (0, "")
+    if "device: cuda" in path.read_text() and not torch.cuda.is_available():
+        assert (code, err.count("\n")) == (2, 1)  # all else is in order
+        assert err.startswith(f"{path}: device: 'cuda' cannot be used: ")
+    else:
+        assert (code, err) == (0, "")
+
+
+def test_explain_of_a_device_that_is_not_here_is_one_message(call):
+    code, out, err = call("explain", QUICKSTART, "--set", "device=cuda:99")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{QUICKSTART}: device: 'cuda:99' cannot be used: ")
 
 
 def test_plan_reports_sharing_of_the_bundled_rollouts(call):
