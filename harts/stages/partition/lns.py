@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harts.ir import CompactTrie, Partitions
@@ -25,7 +27,7 @@ class Lns(PartitionStage):
         rounds: NonNegativeInt = 6000
         """Times that a few microbatches are taken apart and built anew; 12 single moves are tried for each."""
         seconds: PositiveFloat | None = None
-        """Wall time after which the search ends all the same; null is no limit."""
+        """Wall time of the whole stage after which the search ends; the other candidates are made in any case."""
         seed: NonNegativeInt = 0
         """Of the search."""
         exact_limit: PositiveInt = 512
@@ -40,10 +42,12 @@ class Lns(PartitionStage):
             PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
                 replicas need, or no partition into a multiple of these slots was found.
         """
+        began = time.perf_counter()
         check(trie, self.config)
         found = [candidate for stage in self._portfolio() for candidate in stage.candidates(trie)]
         if found:
-            found += self._searched(trie, found)
+            stop = None if self.config.seconds is None else began + self.config.seconds
+            found += self._searched(trie, found, Budget(self.config.rounds, stop))
         return handed_over(trie, self.config, self.work_model, found)
 
     def _portfolio(self) -> list[Paper | Contiguous | Peeling]:
@@ -52,13 +56,13 @@ class Lns(PartitionStage):
         plain = PartitionConfig(**limits)
         return [Paper(paper, self.env), Contiguous(plain, self.env), Peeling(plain, self.env)]
 
-    def _searched(self, trie: CompactTrie, starts: list[Candidate]) -> list[Candidate]:
+    def _searched(self, trie: CompactTrie, starts: list[Candidate], budget: Budget) -> list[Candidate]:
         label = searched(
             self.problem(trie),
             trie.index,
             [start.label for start in starts],
             multiple=self.config.multiple,
-            budget=Budget(self.config.rounds, self.config.seconds),
+            budget=budget,
             seed=self.config.seed,
             tokens=self.work_model.unit == COMPACT_TOKENS,
         )

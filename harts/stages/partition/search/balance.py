@@ -46,16 +46,13 @@ def balance(problem: Problem, state: State, rng: Rng, tries: int) -> int:
     count = int(state.numbers[COUNT])
     order = np.argsort(-state.cost[_used(state)])
     order = _used(state)[order]
-    size = np.zeros(len(state.label), dtype=np.int64)
-    for microbatch in state.label:
-        size[microbatch] += 1
     ranked = np.empty(count, dtype=np.int64)
     gone, new = np.empty(2, dtype=np.int64), np.empty(2, dtype=np.int64)
     value = _value(problem, state.ranked[:count], state.numbers[TOTAL])
     made = 0
     for _ in range(tries):
         move = _drawn(problem, state, order, rng)
-        if move.x < 0 or move.a == move.b or (size[move.a] == 1 and move.y < 0):
+        if move.x < 0 or move.a == move.b or (state.size[move.a] == 1 and move.y < 0):
             continue
         of_a = _exchange(problem, state.label, move.x, move.y, move.a)
         of_b = _exchange(problem, state.label, move.y, move.x, move.b)
@@ -71,12 +68,12 @@ def balance(problem: Problem, state: State, rng: Rng, tries: int) -> int:
         made += 1
         value = after
         state.label[move.x] = move.b
-        size[move.a] -= 1
-        size[move.b] += 1
+        state.size[move.a] -= 1
+        state.size[move.b] += 1
         if move.y >= 0:
             state.label[move.y] = move.a
-            size[move.a] += 1
-            size[move.b] -= 1
+            state.size[move.a] += 1
+            state.size[move.b] -= 1
         for k, change in ((move.a, of_a), (move.b, of_b)):
             state.work[k] += change.work
             state.cost[k] += change.cost

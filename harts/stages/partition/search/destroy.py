@@ -10,6 +10,7 @@ from harts.compiled import compiled
 from harts.ir.base import Int32, Int64
 from harts.ir.prefix_tree import PrefixTree
 from harts.stages.partition.search.rng import Rng, below
+from harts.stages.partition.search.state import State
 
 FEWEST, MOST = 2, 6
 """Microbatches of one rebuild."""
@@ -19,6 +20,8 @@ CLIMB = 4
 """Levels that the fork may lie above a trajectory's own."""
 REACH = 64
 """Sorted positions to either side that are neighbours."""
+CROWD = 64
+"""Microbatches with more members are taken apart the less often the more there are: there is little to win."""
 SPAN = 512
 """Trajectories below a fork that is looked at; of larger ones, some microbatches are as good as any."""
 
@@ -56,16 +59,16 @@ def forks(tree: PrefixTree, least: Int64) -> Forks:
 
 
 @compiled
-def chosen(forks: Forks, label: Int64, seen: Int64, rng: Rng) -> Int64:
+def chosen(forks: Forks, state: State, seen: Int64, rng: Rng) -> Int64:
     """Some microbatches, mostly of a fork that works in more of them than its bound, else of near trajectories.
 
     Args:
         forks: where things lie.
-        label: microbatch of each sorted position, [N].
+        state: the partition.
         seen: marks of microbatches, larger at every call, [N + 1]; the last is the mark in use.
         rng: changed by every draw.
     """
-    count = len(label)
+    label, count = state.label, len(state.label)
     want = FEWEST + below(rng, MOST - FEWEST + 1)
     found = np.empty(SPAN + 2, dtype=np.int64)
     used = 0
@@ -84,7 +87,12 @@ def chosen(forks: Forks, label: Int64, seen: Int64, rng: Rng) -> Int64:
     while extra and used <= want:
         used = _add(label[below(rng, count)], found, used)
         extra = kind == 9 and used < want and below(rng, 8) > 0
-    return found[:used]
+    kept = 0
+    for k in found[:used]:
+        if below(rng, state.size[k]) < CROWD:
+            found[kept] = k
+            kept += 1
+    return found[:kept]
 
 
 @compiled

@@ -23,7 +23,7 @@ STEP = 100
 MOVES = 12
 """Moves tried for each round of rebuilding."""
 REBUILDING = 0.8
-"""Part of the seconds that rebuilding gets; the rest is for moves."""
+"""Part of the time that rebuilding gets; the rest is for moves."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Budget:
 
     rounds: int
     """Of rebuilding."""
-    seconds: float | None
-    """Wall time; None is no limit, and makes the result depend on nothing but the arguments."""
+    stop: float | None
+    """Reading of `time.perf_counter`; None is no limit, and makes the result depend on nothing but the arguments."""
 
-    def pieces(self, rounds: int, size: int, began: float, part: float) -> Iterator[int]:
-        """Rounds in pieces of a size, while a part of the seconds since `began` is not spent."""
+    def pieces(self, rounds: int, size: int, part: float) -> Iterator[int]:
+        """Rounds in pieces of a size, while a part of the time that is left now is not spent."""
+        now = time.perf_counter()
         for first in range(0, rounds, size):
-            if self.seconds is not None and time.perf_counter() - began > part * self.seconds:
+            if self.stop is not None and time.perf_counter() - now > part * (self.stop - now):
                 return
             yield min(size, rounds - first)
 
@@ -67,13 +68,12 @@ def searched(
     Returns:
         Labels, [N], or None if no legal number of microbatches was reached.
     """
-    began = time.perf_counter()
     kit = tools(seed)
     state = min((_begin(problem, label) for label in starts), key=lambda state: value(problem, state))
     tree = prefix_tree(index.length, index.lcp)
     least, bound = least_microbatches(tree, problem.capacity, multiple)
     where = forks(tree, least)
-    for rounds in budget.pieces(budget.rounds, STEP, began, REBUILDING):
+    for rounds in budget.pieces(budget.rounds, STEP, REBUILDING):
         if tokens and _meets(problem, state, bound, multiple):
             break
         rebuild(problem, where, state, kit, rounds)
@@ -81,7 +81,7 @@ def searched(
     if label is None:
         return None
     state = _begin(problem, label)
-    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, began, 1.0):
+    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, 1.0):
         balance(problem, state, kit.rng, tries)
     return renumbered(state.label)
 

@@ -54,7 +54,7 @@ def rebuild(problem: Problem, forks: Forks, state: State, tools: Tools, rounds: 
     ranked = np.empty(len(state.label), dtype=np.int64)
     kept = 0
     for _ in range(rounds):
-        old = chosen(forks, state.label, seen, tools.rng)
+        old = chosen(forks, state, seen, tools.rng)
         if len(old) > 0:
             proposal = proposed(problem, _members_of(state, old), tools)
             kept += _keep(problem, state, old, proposal, ranked)

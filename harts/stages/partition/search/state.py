@@ -23,6 +23,8 @@ class State(NamedTuple):
     """Some member of each microbatch, [N]."""
     link: Int64
     """Another member of the same microbatch, -1 at the end of the chain that begins at its head, [N]."""
+    size: Int64
+    """Members of each microbatch, [N]."""
     work: Int64
     """Compact tokens of each microbatch, [N]."""
     cost: Int64
@@ -39,8 +41,8 @@ class State(NamedTuple):
 def begin(problem: Problem, label: Int64, count: int) -> State:
     """The state of a partition into microbatches 0..count-1, none of them empty."""
     total = len(label)
-    head, link, work, cost, ranked, spare = np.zeros((6, total), dtype=np.int64)
-    state = State(label, head, link, work, cost, ranked, spare, np.zeros(3, dtype=np.int64))
+    head, link, size, work, cost, ranked, spare = np.zeros((7, total), dtype=np.int64)
+    state = State(label, head, link, size, work, cost, ranked, spare, np.zeros(3, dtype=np.int64))
     relink(state, np.arange(total))
     for k in range(count):
         work[k], cost[k] = measure(problem, members(state, k))
@@ -56,22 +58,20 @@ def relink(state: State, changed: Int64) -> None:
     """Chain the members of the microbatches that some positions, all of their members, are in now."""
     for x in changed:
         state.head[state.label[x]] = -1
+        state.size[state.label[x]] = 0
     for x in changed:
         k = state.label[x]
         state.link[x] = state.head[k]
         state.head[k] = x
+        state.size[k] += 1
 
 
 @compiled
 def members(state: State, microbatch: int) -> Int64:
     """Sorted positions of a microbatch, ascending, [n]."""
-    count, x = 0, state.head[microbatch]
-    while x >= 0:
-        count += 1
-        x = state.link[x]
-    found = np.empty(count, dtype=np.int64)
+    found = np.empty(state.size[microbatch], dtype=np.int64)
     x = state.head[microbatch]
-    for i in range(count):
+    for i in range(len(found)):
         found[i] = x
         x = state.link[x]
     found.sort()
