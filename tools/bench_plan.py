@@ -6,7 +6,8 @@
     python tools/bench_plan.py --data 10x                              ten times row 1: 15,510 paths, 423 M tokens
 
 Each step is planned with each setting in a process of its own, with a capacity of 65,536 compact tokens. Time is from
-tokens in memory to the plan: sort and LCPs (trie), candidates (partition), choice of candidate and slots (slots).
+tokens in memory to the plan: sort and LCPs (trie), candidates (partition), choice of candidate and slots (slots); the
+last column has the whole schedule stage in place of slots, which also makes the segment trees of all microbatches.
 Before that a small step is planned once, so that neither compilation nor loading what is compiled counts. Memory is the
 most that the process held until then, tokens and interpreter with it. Gaps are over the volume bound, which no
 partition can be below, and over its D-th part for the slots' heaviest microbatches, summed. A plan whose work,
@@ -78,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--data", choices=(*DATA, "all"), default="table2", help="what to plan")
     add("--rows", type=int, nargs="+", choices=range(1, 11), default=list(range(1, 11)), help="of Table 2")
-    add("--sets", nargs="+", help="of the real data; default: all of ../shared/data/medium")
+    add("--sets", nargs="+", help="of the real data; default: all")
     add("--seed", type=int, default=0, help="of generated steps")
     add("--replicas", type=int, nargs="+", default=[4], help="D")
     add("--settings", nargs="+", choices=(*SETTINGS, BASELINE), default=[*SETTINGS, BASELINE], help="planners")
@@ -96,6 +97,8 @@ def steps(given: argparse.Namespace) -> list[Step]:
     """What to plan, in order."""
     offered = {"table2": generated(given.rows, given.seed), "10x": tenfold(given.seed)}
     offered["real"] = real(given.shared, given.sets)
+    if given.data in ("real", "all") and not offered["real"]:
+        print(f"real: skipped: no sets in {given.shared / 'medium'}; say where they are with --shared", file=sys.stderr)
     return [step for data in DATA if given.data in (data, "all") for step in offered[data]]
 
 

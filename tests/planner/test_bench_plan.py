@@ -128,13 +128,11 @@ def test_independent_work_equals_unique_prefixes():
 
 
 def test_json_is_one_object_with_every_result(cache):
-    done = run(
-        cache, "--json", "--rows", "1", "2", "--replicas", "4", "2", "--settings", "paper", "--or-seconds", "0.05"
-    )
+    done = run(cache, "--json", "--rows", "1", "2", "--replicas", "2", "--settings", "paper", "--or-seconds", "0.05")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     keys = {(result["step"], result["setting"], result["replicas"]) for result in told["results"]}
-    assert keys == {(f"table2_{row}_seed0", "paper", d) for row in (1, 2) for d in (4, 2)}
+    assert keys == {(f"table2_{row}_seed0", "paper", 2) for row in (1, 2)}
     assert told["or_seconds"] == 0.05
     for summary in told["summaries"]:
         of = [r for r in told["results"] if (r["setting"], r["replicas"]) == (summary["setting"], summary["replicas"])]
@@ -144,9 +142,11 @@ def test_json_is_one_object_with_every_result(cache):
 
 
 def test_tables_show_the_papers_figures_and_ours(cache):
-    done = run(cache, "--rows", "1", "--settings", "or", "paper", "--or-seconds", "0.05")
+    done = run(cache, "--rows", "1", "--replicas", "4", "2", "--settings", "paper")
     assert done.returncode == 0, done.stderr
     total = measure(job(cache, "paper", replicas=4))["total"]
+    assert "D = 4" in done.stdout
+    assert "D = 2" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("table2_1_seed0"))
     assert row.split()[0:2] == ["table2_1_seed0", "96"]
     assert row.split()[-1] == f"{total:,}"
@@ -160,6 +160,12 @@ def test_without_shared_data_it_says_so(cache):
     assert "table2_3_seed0: skipped: needs" in done.stderr
     assert "gen_claude_like.py, which is not there" in done.stderr
     assert done.stdout == ""
+
+
+def test_without_real_sets_it_says_so(cache):
+    done = run(cache, "--data", "real")
+    assert done.returncode == 1
+    assert "real: skipped: no sets in" in done.stderr
 
 
 def test_a_planner_that_refuses_is_reported_beside_the_others(cache):

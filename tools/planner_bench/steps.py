@@ -50,7 +50,7 @@ def tenfold(seed: int) -> list[Step]:
 def real(shared: Path, names: list[str] | None) -> list[Step]:
     """The named medium sets, or all that there are."""
     found = sorted(path.name.partition(".")[0] for path in (shared / "medium").glob("*.jsonl.gz"))
-    return [Step("real", name) for name in found if names is None or name in names]
+    return [Step("real", name) for name in (found if names is None else names)]
 
 
 def make(step: Step, shared: Path, cache: Path) -> Path:

@@ -77,7 +77,18 @@ def _plans(group: Group) -> list[Row]:
     rows: list[Row] = [
         [
             *("step", "setting", "C", "bound", "total", "over, %", "critical, %"),
-            *("slots", "P50, %", "P95, %", "step, %", "trie, s", "partition, s", "slots, s", "plan, s", "peak, MB"),
+            *(
+                "slots",
+                "P50, %",
+                "P95, %",
+                "step, %",
+                "trie, s",
+                "partition, s",
+                "slots, s",
+                "plan, s",
+                "peak, MB",
+                "with trees, s",
+            ),
         ]
     ]
     for name in group.steps():
@@ -87,7 +98,7 @@ def _plans(group: Group) -> list[Row]:
 
 def _plan(result: Result) -> Row:
     if "error" in result:
-        return [result["step"], result["setting"], *["-"] * 14]
+        return [result["step"], result["setting"], *["-"] * 15]
     shown = balance([result])
     seconds = result["seconds"]
     return [
@@ -96,6 +107,9 @@ def _plan(result: Result) -> Row:
         *(str(shown.slots), f"{shown.slot_p50:.4f}", f"{shown.slot_p95:.4f}", f"{shown.step_max:.4f}"),
         *(f"{seconds[part]:.3f}" for part in ("trie", "partition", "slots", "plan")),
         str(result["peak_mb"]),
+        f"{seconds['trie'] + seconds['partition'] + seconds['schedule_stage']:.3f}"
+        if seconds["schedule_stage"]
+        else "-",
     ]
 
 
@@ -106,6 +120,7 @@ def _sum(setting: str, results: list[Result]) -> Row:
         *(_percent(held["total_gap"]), _percent(held["slot_critical_gap"]), str(held["slots"])),
         *("", "", "", "", "", "median, max:", f"{held['seconds_median']:.3f}, {held['seconds_max']:.3f}"),
         str(held["peak_mb"]),
+        "",
     ]
 
 
