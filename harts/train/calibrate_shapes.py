@@ -64,7 +64,8 @@ def _binary(rows: int, chunk_size: int, fan: int, rng: np.random.Generator) -> S
 
 def _comb(rows: int, chunk_size: int, fan: int, rng: np.random.Generator) -> Spec:
     """A spine with a short branch at each fork: many states in two rounds."""
-    teeth = int(rng.integers(1, max(2, rows // (2 * chunk_size)) + 1))
+    most = max(2, rows // (2 * chunk_size))
+    teeth = int(rng.integers(most // 2, most + 1))
     pieces = _pieces(rows, 2 * teeth + 1)
     spec, spine, depth = [(-1, pieces[0])], 0, pieces[0]
     for i in range(teeth):
@@ -76,8 +77,9 @@ def _comb(rows: int, chunk_size: int, fan: int, rng: np.random.Generator) -> Spe
 
 
 def _end(wanted: int, chunk_size: int, most: int, rng: np.random.Generator) -> int:
-    """Where a segment ends: near where it should, in half of all cases at a boundary (no replay) or just before one."""
-    moved = int(rng.choice([wanted, wanted, wanted // chunk_size * chunk_size, wanted // chunk_size * chunk_size - 1]))
+    """Where a segment ends: near where it should, at a chunk boundary (no replay) or, more often, just before one."""
+    boundary = wanted // chunk_size * chunk_size
+    moved = int(rng.choice([wanted, boundary, boundary - 1, boundary - 1]))
     return min(max(1, moved), most)
 
 
