@@ -32,7 +32,7 @@ from planner_bench.measure import Job, measure, warm_up
 from planner_bench.published import CAPACITY, TABLE2, TABLE3
 from planner_bench.steps import Step, generated, make, real, tenfold
 from planner_bench.summary import Result, summaries
-from planner_bench.tables import report
+from planner_bench.tables import line, report
 from planner_bench.verify import PlanFaultError
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -59,10 +59,10 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{step.step}: skipped: {error}", file=sys.stderr)
                 continue
             for job in jobs(given, step, folder):
-                print(f"{step.step}: {job.setting}, D = {job.replicas}", file=sys.stderr)
                 if all(result["setting"] != job.setting for result in results):
                     alone(warm_up, job)  # compiling takes memory, which would count in the first measurement
                 results.append(alone(measure, job))
+                print(line(results[-1]), file=sys.stderr)
     except PlanFaultError as fault:
         print(f"{job.step.step}, {job.setting}, D = {job.replicas}: the plan does not verify: {fault}", file=sys.stderr)
         return 1

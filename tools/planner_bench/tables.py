@@ -22,9 +22,17 @@ def report(results: list[Result]) -> str:
         parts.append(aligned(_plans(group)))
         parts.append(f"Balance over all steps, as Table 3; {head}")
         parts.append(aligned(_table3(group)))
-    errors = [result for result in results if "error" in result]
-    parts += [f"{e['step']}, {e['setting']}, D = {e['replicas']}: not measured: {e['error']}" for e in errors]
+    parts += [line(result) for result in results if "error" in result]
     return "\n\n".join(parts)
+
+
+def line(result: Result) -> str:
+    """One result while the others are still to come."""
+    name = f"{result['step']}, {result['setting']}, D = {result['replicas']}"
+    if "error" in result:
+        return f"{name}: not measured: {result['error']}"
+    gaps = f"{_percent(result['total_gap'])} % / {_percent(result['slot_critical_gap'])} % over the bounds"
+    return f"{name}: {result['total']:,} compact tokens, {gaps}, {result['seconds']['plan']:.3f} s"
 
 
 def aligned(rows: list[Row]) -> str:
