@@ -8,7 +8,6 @@ import numpy as np
 
 from harts.compiled import compiled
 from harts.ir.base import Int64
-from harts.ir.lcp import LcpIndex
 
 
 class Policy(NamedTuple):
@@ -41,13 +40,19 @@ class Bins(NamedTuple):
     """How many microbatches were opened, [1]."""
 
 
-def empty_bins(index: LcpIndex, capacity: int) -> Bins:
-    """No microbatch yet."""
-    count = len(index)
-    least = int(index.lcp[1:].min(initial=int(index.length[0])))
-    label, work, shared = np.full((3, count), -1, dtype=np.int64)
-    work[:] = 0
-    return Bins(index.length, index.lcp, least, capacity, label, work, shared, np.zeros(1, dtype=np.int64))
+@compiled
+def empty_bins(length: Int64, lcp: Int64, capacity: int) -> Bins:
+    """No microbatch yet.
+
+    Args:
+        length: tokens of each trajectory in sorted order, [N].
+        lcp: tokens shared with the one before, [N].
+        capacity: compact tokens that a microbatch may hold; no trajectory is longer.
+    """
+    count = len(length)
+    least = lcp[1:].min() if count > 1 else length[0]
+    label, work, shared = np.full(count, -1), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    return Bins(length, lcp, least, capacity, label, work, shared, np.zeros(1, dtype=np.int64))
 
 
 @compiled

@@ -18,7 +18,7 @@ from harts.schema import StageConfig
 from harts.stages.base import Stage
 from harts.stages.partition.greedy import aligned
 from harts.stages.partition.labels import sets_of
-from harts.stages.partition.search.problem import Problem, problem
+from harts.stages.partition.search.problem import Problem
 from harts.work_models.base import WorkModel
 from harts.work_models.compact import Compact
 
@@ -64,10 +64,18 @@ class PartitionStage(Stage[CompactTrie, Partitions]):
 
     def problem(self, trie: CompactTrie) -> Problem:
         """What a compiled search reads of a trie, the limits, the work model and the objective."""
-        config = self.config
-        tables = self.work_model.tables(int(trie.length.max()))
-        weight = TOTAL_FIRST if config.objective == "paper" else 1
-        return problem(trie.index, tables, config.limit(trie), config.replicas, weight)
+        index, tables = trie.index, self.work_model.tables(int(trie.length.max()))
+        return Problem(
+            length=index.length,
+            lcp=index.lcp,
+            minima=index.table,
+            along=tables.along,
+            fork=tables.fork,
+            capacity=self.config.limit(trie),
+            replicas=self.config.replicas,
+            multiple=self.config.multiple,
+            total_weight=TOTAL_FIRST if self.config.objective == "paper" else 1,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harts.ir import CompactTrie, Partitions
+from harts.ir.base import Int64
 from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
 from harts.stages.partition.search.intervals import best_intervals
 
@@ -23,6 +24,8 @@ class Contiguous(PartitionStage):
 
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """It, or none if its microbatches cannot be brought to a legal number."""
-        problem = self.problem(trie)
-        label, _ = best_intervals(problem, np.arange(len(trie.order)), trie.lcp)
-        return legal("intervals", trie.index, label, self.config.multiple)
+        return legal("intervals", trie.index, self.label(trie), self.config.multiple)
+
+    def label(self, trie: CompactTrie) -> Int64:
+        """Interval of each sorted position, whatever their number, [N]."""
+        return best_intervals(self.problem(trie), np.arange(len(trie.order)), trie.lcp)[0]

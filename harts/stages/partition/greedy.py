@@ -69,7 +69,7 @@ def policies(index: LcpIndex, capacity: int) -> dict[str, Policy]:
 
 def placed(index: LcpIndex, capacity: int, positions: Int64, policy: Policy) -> Int64:
     """Place all trajectories in order, then empty microbatches that are at most half full where that is possible."""
-    bins = empty_bins(index, capacity)
+    bins = empty_bins(index.length, index.lcp, capacity)
     place_all(bins, policy, np.ascontiguousarray(positions))
     return renumbered(bins.label)
 

@@ -7,6 +7,7 @@ import time
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harts.ir import CompactTrie, Partitions
+from harts.ir.base import Int64
 from harts.ir.partitions import COMPACT_TOKENS
 from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage, check, handed_over
 from harts.stages.partition.contiguous import Contiguous
@@ -44,24 +45,21 @@ class Lns(PartitionStage):
         """
         began = time.perf_counter()
         check(trie, self.config)
-        found = [candidate for stage in self._portfolio() for candidate in stage.candidates(trie)]
-        if found:
-            stop = None if self.config.seconds is None else began + self.config.seconds
-            found += self._searched(trie, found, Budget(self.config.rounds, stop))
+        stop = None if self.config.seconds is None else began + self.config.seconds
+        limits = {name: getattr(self.config, name) for name in PartitionConfig.model_fields}
+        paper = Paper(Paper.Config(**limits, exact_limit=self.config.exact_limit), self.env)
+        contiguous = Contiguous(PartitionConfig(**limits), self.env)
+        peeling = Peeling(contiguous.config, self.env)
+        found = [candidate for stage in (paper, contiguous, peeling) for candidate in stage.candidates(trie)]
+        starts = [candidate.label for candidate in found] or [contiguous.label(trie)]
+        found += self._searched(trie, starts, Budget(self.config.rounds, stop))
         return handed_over(trie, self.config, self.work_model, found)
 
-    def _portfolio(self) -> list[Paper | Contiguous | Peeling]:
-        limits = {name: getattr(self.config, name) for name in PartitionConfig.model_fields}
-        paper = Paper.Config(**limits, exact_limit=self.config.exact_limit)
-        plain = PartitionConfig(**limits)
-        return [Paper(paper, self.env), Contiguous(plain, self.env), Peeling(plain, self.env)]
-
-    def _searched(self, trie: CompactTrie, starts: list[Candidate], budget: Budget) -> list[Candidate]:
+    def _searched(self, trie: CompactTrie, starts: list[Int64], budget: Budget) -> list[Candidate]:
         label = searched(
             self.problem(trie),
             trie.index,
-            [start.label for start in starts],
-            multiple=self.config.multiple,
+            starts,
             budget=budget,
             seed=self.config.seed,
             tokens=self.work_model.unit == COMPACT_TOKENS,

@@ -17,7 +17,7 @@ def test_work_of_bins_equals_a_naive_count_after_every_insertion() -> None:
     for name, rng, trie in tries(range(15)):
         tokens, capacity = sorted_tokens(trie), some_capacity(rng, trie)
         for policy in (Policy(10**6, 1), Policy(1, 10**6)):
-            bins = empty_bins(trie.index, capacity)
+            bins = empty_bins(trie.length, trie.lcp, capacity)
             for x in rng.sample(range(len(tokens)), len(tokens)):
                 place(bins, policy, x)
                 naive = [compact_work(tokens[i] for i in members) for members in members_of(bins)]
@@ -29,7 +29,7 @@ def test_best_fit_takes_the_fullest_and_max_shared_the_nearest() -> None:
     index = trie_of([[1, 1, 1], [1, 1, 1, 2], [4, 4, 4, 4, 4]]).index
     chosen = {}
     for name, policy in policies(index, 8).items():
-        bins = empty_bins(index, 8)
+        bins = empty_bins(index.length, index.lcp, 8)
         for x in (1, 2, 0):  # 4 and 5 do not fit together; the last makes 4 (sharing all 3) or 8
             place(bins, policy, x)
         chosen[name] = bins.label.tolist()
@@ -40,7 +40,7 @@ def test_a_failed_dissolution_leaves_no_trace() -> None:
     outcomes = set()
     for name, rng, trie in tries(range(15)):
         policy = Policy(10**6, 1)
-        bins = empty_bins(trie.index, some_capacity(rng, trie))
+        bins = empty_bins(trie.length, trie.lcp, some_capacity(rng, trie))
         tokens = sorted_tokens(trie)
         for x in rng.sample(range(len(tokens)), len(tokens)):
             place(bins, policy, x)

@@ -22,8 +22,8 @@ STEP = 100
 """Rounds between two looks at the clock and at the goal."""
 MOVES = 12
 """Moves tried for each round of rebuilding."""
-REBUILDING = 0.8
-"""Part of the time that rebuilding gets; the rest is for moves."""
+FREE, LEGAL, EVEN = 0.6, 0.5, 1.0
+"""Parts of the time left for rebuilding into any number of microbatches, into a legal number, and for moves."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,7 @@ class Budget:
 
 
 def searched(
-    problem: Problem,
-    index: LcpIndex,
-    starts: Iterable[Int64],
-    *,
-    multiple: int,
-    budget: Budget,
-    seed: int,
-    tokens: bool,
+    problem: Problem, index: LcpIndex, starts: Iterable[Int64], *, budget: Budget, seed: int, tokens: bool
 ) -> Int64 | None:
     """Improve the best of some partitions, whose numbers of microbatches may be any.
 
@@ -60,7 +53,6 @@ def searched(
         problem: what is searched, and in what measure.
         index: LCPs of sorted positions.
         starts: labels of sorted positions from 0, [N] each.
-        multiple: what the number of microbatches is a multiple of.
         budget: when to end.
         seed: of the search.
         tokens: costs are compact tokens, so that what meets the volume bound in both sums ends the search, too.
@@ -71,17 +63,22 @@ def searched(
     kit = tools(seed)
     state = min((_begin(problem, label) for label in starts), key=lambda state: value(problem, state))
     tree = prefix_tree(index.length, index.lcp)
-    least, bound = least_microbatches(tree, problem.capacity, multiple)
+    least, bound = least_microbatches(tree, problem.capacity, problem.multiple)
     where = forks(tree, least)
-    for rounds in budget.pieces(budget.rounds, STEP, REBUILDING):
-        if tokens and _meets(problem, state, bound, multiple):
-            break
-        rebuild(problem, where, state, kit, rounds)
-    label = aligned(index, renumbered(state.label), multiple)
+
+    def rebuilt(problem: Problem, state: State, rounds: int, part: float) -> Int64:
+        for piece in budget.pieces(rounds, STEP, part):
+            if tokens and _meets(problem, state, bound):
+                break
+            rebuild(problem, where, state, kit, piece)
+        return renumbered(state.label)
+
+    last = budget.rounds // 4
+    label = aligned(index, rebuilt(problem._replace(multiple=1), state, budget.rounds - last, FREE), problem.multiple)
     if label is None:
         return None
-    state = _begin(problem, label)
-    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, 1.0):
+    state = _begin(problem, rebuilt(problem, _begin(problem, label), last, LEGAL))
+    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, EVEN):
         balance(problem, state, kit.rng, tries)
     return renumbered(state.label)
 
@@ -95,8 +92,8 @@ def _begin(problem: Problem, label: Int64) -> State:
     return begin(problem, label.copy(), int(label.max()) + 1)
 
 
-def _meets(problem: Problem, state: State, bound: int, multiple: int) -> bool:
+def _meets(problem: Problem, state: State, bound: int) -> bool:
     """Neither sum can be less."""
     total, slots = int(state.numbers[TOTAL]), int(state.numbers[SLOTS])
     ideal = -(-bound // problem.replicas) * problem.replicas
-    return total == bound and slots == ideal and int(state.numbers[COUNT]) % multiple == 0
+    return total == bound and slots == ideal and int(state.numbers[COUNT]) % problem.multiple == 0

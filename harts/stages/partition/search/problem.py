@@ -8,8 +8,6 @@ import numpy as np
 
 from harts.compiled import compiled
 from harts.ir.base import Int64
-from harts.ir.lcp import LcpIndex
-from harts.work_models.base import WorkTables
 
 
 class Problem(NamedTuple):
@@ -29,13 +27,10 @@ class Problem(NamedTuple):
     """Compact tokens that a microbatch may hold; no trajectory is longer."""
     replicas: int
     """D: what a slot has microbatches."""
+    multiple: int
+    """What the number of microbatches is a multiple of."""
     total_weight: int
     """Weight of the total cost; that of the slots' heaviest is 1."""
-
-
-def problem(index: LcpIndex, tables: WorkTables, capacity: int, replicas: int, total_weight: int) -> Problem:
-    """Gather what the compiled search reads."""
-    return Problem(index.length, index.lcp, index.table, tables.along, tables.fork, capacity, replicas, total_weight)
 
 
 @compiled

@@ -9,11 +9,12 @@ import numpy as np
 from harts.compiled import compiled
 from harts.ir.base import Int64
 from harts.ir.prefix_tree import prefix_tree
+from harts.stages.partition.bins import Policy, empty_bins, place
 from harts.stages.partition.search.destroy import Forks, chosen
 from harts.stages.partition.search.intervals import best_intervals
 from harts.stages.partition.search.peel import Rule, Tools, peeled
 from harts.stages.partition.search.problem import Problem, lcp_among, measure
-from harts.stages.partition.search.rng import below
+from harts.stages.partition.search.rng import Rng, below
 from harts.stages.partition.search.state import (
     COUNT,
     SLOTS,
@@ -26,8 +27,8 @@ from harts.stages.partition.search.state import (
     slots_cost,
 )
 
-INTERVALS = 14
-"""Percent of the rebuilds that are exact intervals; the others peel."""
+INTERVALS, GREEDY = 14, 14
+"""Percent of the rebuilds that are exact intervals, and that place one trajectory after the other; the others peel."""
 NOISE = 9
 """Noise is up to 2**(NOISE - 1) 256ths of a token's profit."""
 PENALTY = 64
@@ -74,16 +75,34 @@ def _members_of(state: State, microbatches: Int64) -> Int64:
 def proposed(problem: Problem, members: Int64, tools: Tools) -> Proposal:
     """A new partition of some sorted positions, ascending."""
     lcp = lcp_among(problem, members)
-    if below(tools.rng, 100) < INTERVALS:
+    length = problem.length[members]
+    kind = below(tools.rng, 100)
+    if kind < INTERVALS:
         label, count = best_intervals(problem, members, lcp)
         return Proposal(members, label, count)
-    length = problem.length[members]
+    if kind < INTERVALS + GREEDY:
+        label, count = _placed(length, lcp, problem.capacity, tools.rng)
+        return Proposal(members, label, count)
     capacity = problem.capacity
     if below(tools.rng, 2) == 0:
         capacity = max(length.max(), capacity - below(tools.rng, capacity // SQUEEZE + 1))
     rule = Rule(capacity, 1 << below(tools.rng, NOISE), below(tools.rng, PENALTY))
     label, count = peeled(prefix_tree(length, lcp), rule, tools)
     return Proposal(members, label, count)
+
+
+@compiled
+def _placed(length: Int64, lcp: Int64, capacity: int, rng: Rng) -> tuple[Int64, int]:
+    """Place trajectories in a random order, now and then the longest first, where they fit best or share most."""
+    bins = empty_bins(length, lcp, capacity)
+    key = np.empty(len(length), dtype=np.int64)
+    longest = below(rng, 2) * 2
+    for i in range(len(length)):
+        key[i] = -longest * length[i] - below(rng, capacity)
+    policy = Policy(capacity + 1, 1) if below(rng, 2) == 0 else Policy(1, capacity + 1)
+    for x in np.argsort(key):
+        place(bins, policy, x)
+    return bins.label, bins.opened[0]
 
 
 @compiled
@@ -100,7 +119,7 @@ def _keep(problem: Problem, state: State, old: Int64, new: Proposal, ranked: Int
     gone = np.sort(state.cost[old])[::-1]
     count = exchanged(state.ranked[: state.numbers[COUNT]], gone, np.sort(cost)[::-1], ranked)
     slots = slots_cost(ranked, count, problem.replicas)
-    if problem.total_weight * total + slots > before:
+    if problem.total_weight * total + slots > before or count % problem.multiple:
         return False
     number = renumber(state, old, new.pieces)
     for k in range(new.pieces):
