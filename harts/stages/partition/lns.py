@@ -56,7 +56,7 @@ class Lns(PartitionStage):
         return handed_over(trie, self.config, self.work_model, found)
 
     def _searched(self, trie: CompactTrie, starts: list[Int64], budget: Budget) -> list[Candidate]:
-        label = searched(
+        labels = searched(
             self.problem(trie),
             trie.index,
             starts,
@@ -64,4 +64,4 @@ class Lns(PartitionStage):
             seed=self.config.seed,
             tokens=self.work_model.unit == COMPACT_TOKENS,
         )
-        return [] if label is None else [Candidate("searched", label)]
+        return [Candidate(name, label) for name, label in zip(("rebuilt", "evened"), labels, strict=False)]

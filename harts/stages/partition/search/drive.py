@@ -46,7 +46,7 @@ class Budget:
 
 def searched(
     problem: Problem, index: LcpIndex, starts: Iterable[Int64], *, budget: Budget, seed: int, tokens: bool
-) -> Int64 | None:
+) -> list[Int64]:
     """Improve the best of some partitions, whose numbers of microbatches may be any.
 
     Args:
@@ -58,7 +58,8 @@ def searched(
         tokens: costs are compact tokens, so that what meets the volume bound in both sums ends the search, too.
 
     Returns:
-        Labels, [N], or None if no legal number of microbatches was reached.
+        Labels of the rebuilt partition and of the evened one, which may have a larger total, [N] each; none if no legal
+        number of microbatches was reached.
     """
     kit = tools(seed)
     state = min((_begin(problem, label) for label in starts), key=lambda state: value(problem, state))
@@ -76,11 +77,12 @@ def searched(
     last = budget.rounds // 4
     label = aligned(index, rebuilt(problem._replace(multiple=1), state, budget.rounds - last, FREE), problem.multiple)
     if label is None:
-        return None
-    state = _begin(problem, rebuilt(problem, _begin(problem, label), last, LEGAL))
+        return []
+    label = rebuilt(problem, _begin(problem, label), last, LEGAL)
+    state = _begin(problem, label)
     for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, EVEN):
         balance(problem, state, kit.rng, tries)
-    return renumbered(state.label)
+    return [label, renumbered(state.label)]
 
 
 def value(problem: Problem, state: State) -> int:

@@ -1,0 +1,1 @@
+"""The compiled pieces of the search, against naive counts."""
