@@ -195,5 +195,5 @@ def _array_field(name: str, hint: Any) -> ArrayField | None:
     if typing.get_origin(kind) in (typing.Union, UnionType):
         (kind,) = (arm for arm in typing.get_args(kind) if arm is not NoneType)
         optional = True
-    scalar = typing.get_args(typing.get_args(kind)[1])[0]
-    return ArrayField(name, np.dtype(scalar), dims, optional)
+    scalar = typing.get_args(kind)[-1]  # the dtype up to numpy 2.4, the scalar itself from 2.5 on
+    return ArrayField(name, np.dtype((typing.get_args(scalar) or (scalar,))[0]), dims, optional)
