@@ -17,13 +17,17 @@ STAGES = sorted(name for name, (_, package) in names("partition").items() if pac
 SEARCHES = ("lns",)
 """Stages that promise near-optimal plans."""
 
+VALUES = {"lns": {"rounds": 1000}}
+"""The default is for steps a hundred times as large."""
+
 
 @cache
 def score(stage: str, seed: int, objective: str) -> tuple[int, int, int]:
     """Of the plan that a stage leads to: total work, slots' heaviest, heaviest replica."""
     given = instance(seed)
     kind = resolve("partition", stage)
-    made = kind(kind.Config(capacity=given.capacity, replicas=given.multiple, objective=objective)).run(given.trie)
+    limits = {"capacity": given.capacity, "replicas": given.multiple, "objective": objective}
+    made = kind(kind.Config(**limits, **VALUES.get(stage, {}))).run(given.trie)
     for label in made.microbatch:
         assert_partition(made.trie, label, given.capacity, given.multiple)
     step = Slots(Slots.Config()).run(made).step
