@@ -85,7 +85,7 @@ def _pieces(value: Value) -> Iterator[Piece]:
     _collect(value, found)
     number = {key: i for i, key in enumerate(found)}
     yield MAGIC
-    head = {"format": FORMAT, "producer": _producer(), "values": len(found), "kind": value.kind}
+    head = {"format": FORMAT, "producer": producer(), "values": len(found), "kind": value.kind}
     yield from packed(head, "head")
     for held in found.values():
         yield from _record(held, number)
@@ -100,7 +100,8 @@ def _collect(value: Value, found: dict[int, Value]) -> None:
 
 
 @cache
-def _producer() -> str:
+def producer() -> str:
+    """What writes a file: the package and its version."""
     try:
         return f"harts {metadata.version('harts')}"
     except metadata.PackageNotFoundError:

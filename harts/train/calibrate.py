@@ -6,7 +6,6 @@ import math
 import platform
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from harts.config import BACKEND_SECTIONS
 from harts.errors import ConfigError, HartsError
 from harts.ir import CompactLayout, CompactTrie, Partitions, PerMicrobatch, SemanticOutputs, StepPlan
 from harts.ir.base import Bool, Float64
+from harts.ir.codec import producer
 from harts.ir.partitions import COMPACT_TOKENS
 from harts.pipeline import Pipeline
 from harts.registry import resolve
@@ -179,7 +179,7 @@ def _about(pipeline: Pipeline, measured: Measurement, repeats: int) -> Measured:
         dtype=str(env.dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(env.device) if on_cuda else f"{env.device}, {platform.machine()}",
         torch=torch.__version__,
-        harts=version("harts"),
+        harts=producer(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         microbatches=len(seen),
         rows=(int(rows.min()), int(rows.max())),

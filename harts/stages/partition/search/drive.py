@@ -81,7 +81,7 @@ def searched(
     label = rebuilt(problem, _begin(problem, label), last, LEGAL)
     state = _begin(problem, label)
     for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, EVEN):
-        balance(problem, state, kit.rng, tries)
+        balance(problem, where, state, kit.rng, tries)
     return [label, renumbered(state.label)]
 
 

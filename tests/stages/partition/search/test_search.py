@@ -12,7 +12,7 @@ from harts.ir import CompactTrie
 from harts.ir.prefix_tree import least_microbatches, prefix_tree
 from harts.stages.partition.labels import renumbered
 from harts.stages.partition.search.balance import UNEVEN, balance
-from harts.stages.partition.search.destroy import MOST, chosen, forks
+from harts.stages.partition.search.destroy import MOST, Forks, chosen, forks
 from harts.stages.partition.search.drive import Budget, searched
 from harts.stages.partition.search.peel import tools
 from harts.stages.partition.search.problem import Problem
@@ -27,6 +27,11 @@ def alone(trie: CompactTrie, problem: Problem) -> State:
     """Each trajectory in a microbatch of its own."""
     count = len(trie.order)
     return begin(problem, np.arange(count), count)
+
+
+def where_of(trie: CompactTrie, problem: Problem) -> Forks:
+    tree = prefix_tree(trie.length, trie.lcp)
+    return forks(tree, least_microbatches(tree, problem.capacity, 1)[0])
 
 
 def check_state(name: str, trie: CompactTrie, problem: Problem, state: State) -> None:
@@ -66,8 +71,7 @@ def test_exchanged_costs_stay_ranked() -> None:
 def test_every_round_keeps_the_state_true_and_never_worsens_it() -> None:
     changed = 0
     for name, _, trie, problem in problems(range(8)):
-        tree = prefix_tree(trie.length, trie.lcp)
-        where = forks(tree, least_microbatches(tree, problem.capacity, 1)[0])
+        where = where_of(trie, problem)
         free, state, kit = problem._replace(multiple=1), alone(trie, problem), tools(3)
         before = naive_value(costs_of(trie, state.label, problem).values(), problem)
         for _ in range(12):
@@ -83,8 +87,7 @@ def test_rebuilding_keeps_a_legal_number_of_microbatches() -> None:
     for name, _, trie, problem in problems(range(12)):
         if len(trie.order) % problem.multiple:
             continue
-        tree = prefix_tree(trie.length, trie.lcp)
-        where = forks(tree, least_microbatches(tree, problem.capacity, 1)[0])
+        where = where_of(trie, problem)
         state = alone(trie, problem)
         for _ in range(10):
             rebuild(problem, where, state, tools(4), 5)
@@ -94,8 +97,7 @@ def test_rebuilding_keeps_a_legal_number_of_microbatches() -> None:
 def test_few_microbatches_are_taken_apart_each_once() -> None:
     trie = trie_of([[1] * 30 + [2 + i // 4] * 10 + [50 + i] * 5 for i in range(40)])
     problem = problem_of(trie, some_tables(random.Random(0), 45), 60)
-    tree = prefix_tree(trie.length, trie.lcp)
-    where = forks(tree, least_microbatches(tree, 60, 1)[0])
+    where = where_of(trie, problem)
     state, seen, kit = alone(trie, problem), np.zeros(41, dtype=np.int64), tools(1)
     sizes = set()
     for _ in range(300):
@@ -127,7 +129,7 @@ def test_moves_keep_the_state_true_and_even_out() -> None:
         label = np.array([*range(count), *(rng.randrange(count) for _ in range(len(trie.order) - count))])
         state = begin(wide, label, count)
         before = uneven(list(costs_of(trie, state.label, wide).values()), wide)
-        moved = balance(wide, state, tools(2).rng, 60)
+        moved = balance(wide, where_of(trie, wide), state, tools(2).rng, 60)
         check_state(name, trie, wide, state)
         assert state.numbers[COUNT] == count, name
         after = uneven(list(costs_of(trie, state.label, wide).values()), wide)
@@ -141,7 +143,7 @@ def test_moves_hold_the_capacity() -> None:
         if len(trie.order) % problem.replicas:
             continue
         state = alone(trie, problem)
-        balance(problem, state, tools(2).rng, 100)
+        balance(problem, where_of(trie, problem), state, tools(2).rng, 100)
         check_state(name, trie, problem, state)
 
 
