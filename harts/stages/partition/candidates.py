@@ -62,9 +62,9 @@ class PartitionStage(Stage[CompactTrie, Partitions]):
         """The measure."""
         return self.env or Compact(Compact.Config())
 
-    def problem(self, trie: CompactTrie) -> Problem:
-        """What a compiled search reads of a trie, the limits, the work model and the objective."""
-        index, tables = trie.index, self.work_model.tables(int(trie.length.max()))
+    def problem(self, index: LcpIndex, trie: CompactTrie) -> Problem:
+        """What a compiled search of some of a trie's trajectories reads: limits, work model and objective, too."""
+        tables = self.work_model.tables(int(trie.length.max()))
         return Problem(
             length=index.length,
             lcp=index.lcp,

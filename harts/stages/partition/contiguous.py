@@ -28,4 +28,4 @@ class Contiguous(PartitionStage):
 
     def label(self, trie: CompactTrie) -> Int64:
         """Interval of each sorted position, whatever their number, [N]."""
-        return best_intervals(self.problem(trie), np.arange(len(trie.order)), trie.lcp)[0]
+        return best_intervals(self.problem(trie.index, trie), np.arange(len(trie.order)), trie.lcp)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harts.ir import CompactTrie, Partitions
 from harts.ir.prefix_tree import prefix_tree
 from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
-from harts.stages.partition.labels import renumbered
+from harts.stages.partition.fold import folded
 from harts.stages.partition.search.peel import Rule, peeled, tools
 
 
@@ -23,6 +23,7 @@ class Peeling(PartitionStage):
 
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """It, or none if its microbatches cannot be brought to a legal number."""
-        tree = prefix_tree(trie.length, trie.lcp)
+        leaves = folded(trie.index)
+        tree = prefix_tree(leaves.lcps.length, leaves.lcps.lcp)
         label, _ = peeled(tree, Rule(self.config.limit(trie), noise=0, penalty=0), tools(0))
-        return legal("peeled", trie.index, renumbered(label), self.config.multiple)
+        return legal("peeled", trie.index, leaves.unfold(label), self.config.multiple)

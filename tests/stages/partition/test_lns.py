@@ -170,8 +170,8 @@ def middle() -> CompactTrie:
 def test_rounds_give_the_same_partition_on_every_machine() -> None:
     """A digest kept here: a change of the search changes it, a machine must not."""
     found = partition(middle(), capacity=150, replicas=4, objective="critical", rounds=400)
-    label = found.microbatch[found.names.index("evened")]
-    assert hashlib.sha256(label.astype("<i4").tobytes()).hexdigest()[:16] == "637cd26325949fe4"
+    label = found.microbatch[found.names.index("searched 1")]
+    assert hashlib.sha256(label.astype("<i4").tobytes()).hexdigest()[:16] == "b3e08c222f208d34"
 
 
 def test_seeds_differ_and_more_rounds_are_not_worse() -> None:
@@ -190,7 +190,7 @@ def test_seconds_end_the_stage() -> None:
     began = time.perf_counter()
     found = partition(trie, capacity=150, rounds=10**9, seconds=0.5)
     assert time.perf_counter() - began < 3.0
-    assert "rebuilt" in found.names
+    assert "searched 0" in found.names
 
 
 class Steep(WorkModel):

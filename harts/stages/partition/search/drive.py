@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from harts.ir.base import Int64
 from harts.ir.lcp import LcpIndex
@@ -45,14 +46,14 @@ class Budget:
 
 
 def searched(
-    problem: Problem, index: LcpIndex, starts: Iterable[Int64], *, budget: Budget, seed: int, tokens: bool
+    problem: Problem, index: LcpIndex, start: Int64, *, budget: Budget, seed: int, tokens: bool
 ) -> list[Int64]:
-    """Improve the best of some partitions, whose numbers of microbatches may be any.
+    """Improve a partition, whose number of microbatches may be any.
 
     Args:
         problem: what is searched, and in what measure.
         index: LCPs of sorted positions.
-        starts: labels of sorted positions from 0, [N] each.
+        start: labels of sorted positions from 0, [N].
         budget: when to end.
         seed: of the search.
         tokens: costs are compact tokens, so that what meets the volume bound in both sums ends the search, too.
@@ -62,7 +63,6 @@ def searched(
         number of microbatches was reached.
     """
     kit = tools(seed)
-    state = min((_begin(problem, label) for label in starts), key=lambda state: value(problem, state))
     tree = prefix_tree(index.length, index.lcp)
     least, bound = least_microbatches(tree, problem.capacity, problem.multiple)
     where = forks(tree, least)
@@ -75,7 +75,11 @@ def searched(
         return renumbered(state.label)
 
     last = budget.rounds // 4
-    label = aligned(index, rebuilt(problem._replace(multiple=1), state, budget.rounds - last, FREE), problem.multiple)
+    label = aligned(
+        index,
+        rebuilt(problem._replace(multiple=1), _begin(problem, start), budget.rounds - last, FREE),
+        problem.multiple,
+    )
     if label is None:
         return []
     label = rebuilt(problem, _begin(problem, label), last, LEGAL)
@@ -85,9 +89,19 @@ def searched(
     return [label, renumbered(state.label)]
 
 
-def value(problem: Problem, state: State) -> int:
+def promising(problem: Problem, labels: Iterable[Int64]) -> list[Int64]:
+    """Where to start from: the best partition, and the one with the fewest microbatches, whose slots are the fewest."""
+    states = [_begin(problem, label) for label in labels]
+    return [min(states, key=rank).label for rank in (partial(_value, problem), partial(_fewest, problem))]
+
+
+def _value(problem: Problem, state: State) -> int:
     """What the search lowers."""
     return int(problem.total_weight * state.numbers[TOTAL] + state.numbers[SLOTS])
+
+
+def _fewest(problem: Problem, state: State) -> tuple[int, int]:
+    return int(state.numbers[COUNT]), _value(problem, state)
 
 
 def _begin(problem: Problem, label: Int64) -> State:

@@ -13,7 +13,7 @@ from harts.ir.prefix_tree import least_microbatches, prefix_tree
 from harts.stages.partition.labels import renumbered
 from harts.stages.partition.search.balance import UNEVEN, balance
 from harts.stages.partition.search.destroy import MOST, Forks, chosen, forks
-from harts.stages.partition.search.drive import Budget, searched
+from harts.stages.partition.search.drive import Budget, promising, searched
 from harts.stages.partition.search.peel import tools
 from harts.stages.partition.search.problem import Problem
 from harts.stages.partition.search.rebuild import rebuild
@@ -158,7 +158,7 @@ def test_the_search_finds_the_best_of_all_partitions() -> None:
             if (max(label) + 1) % problem.multiple == 0 and max(works_of(trie, np.array(label))) <= problem.capacity
         ]
         single = np.arange(len(trie.order))
-        labels = searched(problem, trie.index, [single], budget=Budget(200, None), seed=0, tokens=False)
+        labels = searched(problem, trie.index, single, budget=Budget(200, None), seed=0, tokens=False)
         for label in labels:
             assert_partition(trie, label, problem.capacity, problem.multiple)
         if not legal:
@@ -184,7 +184,7 @@ def test_the_same_seed_gives_the_same_partition_and_pieces_do_not_matter(monkeyp
     trie, problem = hard()
 
     def run(seed: int) -> list[list[int]]:
-        found = searched(problem, trie.index, [np.arange(90)], budget=Budget(300, None), seed=seed, tokens=False)
+        found = searched(problem, trie.index, np.arange(90), budget=Budget(300, None), seed=seed, tokens=False)
         return [label.tolist() for label in found]
 
     first = run(1)
@@ -194,11 +194,24 @@ def test_the_same_seed_gives_the_same_partition_and_pieces_do_not_matter(monkeyp
     assert run(1) == first
 
 
+def test_promising_starts_are_the_best_and_the_fewest() -> None:
+    _, problem = hard()
+    single, pairs = np.arange(90), np.arange(90) // 2
+    split = pairs.copy()
+    split[[0, 2]] = 45  # the same number, more prefixes twice
+    best, fewest = promising(problem, [single, split, pairs])
+    assert best.tolist() == pairs.tolist() == fewest.tolist()
+    dear = problem._replace(total_weight=0, replicas=90)  # only the heaviest counts, for 90
+    assert promising(dear, [pairs, single])[0].tolist() == single.tolist()
+    assert promising(dear, [single, pairs])[1].tolist() == pairs.tolist()
+
+
 def test_time_ends_the_search() -> None:
     trie, problem = hard()
+    searched(problem, trie.index, np.arange(90), budget=Budget(1, None), seed=1, tokens=False)  # compiled
     began = time.perf_counter()
     budget = Budget(10**9, began + 0.3)
-    labels = searched(problem, trie.index, [np.arange(90)], budget=budget, seed=1, tokens=False)
+    labels = searched(problem, trie.index, np.arange(90), budget=budget, seed=1, tokens=False)
     assert 0.2 < time.perf_counter() - began < 2.0
     for label in labels:
         assert (renumbered(label) == label).all()
