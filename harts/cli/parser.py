@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     _pipeline(check, planning=True)
     explain = add("explain", "Show stages, edges, configs and which backends serve; run nothing.", pipelines.explain)
     _pipeline(explain, planning=True)
+    explain.add_argument("--from", metavar="DUMP", dest="start", type=Path, help="explain a dumped plan, too")
     plan = add("plan", "Run the planning stages; needs no torch.", pipelines.plan)
     _pipeline(plan)
     _running(plan)

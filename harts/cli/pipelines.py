@@ -13,6 +13,7 @@ from harts.cli.output import printed, result
 from harts.cli.training import check_settings, train
 from harts.config import Scope, Settings, load_settings
 from harts.errors import ConfigError, InputError
+from harts.explain_plan import explain_plan, render_plan, step_of
 from harts.ir import CompactLayout, PerMicrobatch, SemanticOutputs, Value
 from harts.ir.codec import load
 from harts.ir.shards import save_shards
@@ -36,12 +37,16 @@ def check(given: Namespace) -> int:
 
 
 def explain(given: Namespace) -> int:
-    """`harts explain`: without torch, the planning stages only."""
+    """`harts explain`: without torch, the planning stages only; with --from, a plan that was dumped, too."""
     settings = load_settings(given.file, given.overrides, "plan" if given.plan or not _has_torch() else "all")
     if printed(settings, given):
         return 0
     report = harts.explain.explain(Pipeline(settings))
-    result(report, harts.explain.render_explanation(report), given.json)
+    text = harts.explain.render_explanation(report)
+    if given.start is not None:
+        report["plan"] = explain_plan(step_of(load(given.start)))
+        text += "\n\n" + render_plan(report["plan"])
+    result(report, text, given.json)
     return 0
 
 
