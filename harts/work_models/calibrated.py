@@ -8,11 +8,15 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from harts.errors import PlanError
 from harts.ir.base import Float64, Int64
 from harts.schema import StageConfig
 from harts.work_models.base import WorkModel, WorkTables
 from harts.work_models.rounds import count_rounds
 from harts.work_models.table import read_table
+
+LARGEST = 1e15
+"""Nanoseconds that a trajectory may cost: twelve days."""
 
 ShippedName = Annotated[str, Field(pattern="^[A-Za-z0-9_]+$")]
 
@@ -46,13 +50,17 @@ class Calibrated(WorkModel):
         self.table = read_table(config.table)
 
     def tables(self, longest: int) -> WorkTables:
-        """Rows and pairs along a path; replay and the start from a state at a fork."""
+        """Rows and pairs along a path; replay and the start from a state at a fork.
+
+        Raises:
+            PlanError: a cost is too large to be added up in 64 bits.
+        """
         each, chunk_size = self.table.coefficients, self.config.chunk_size
         depth = np.arange(longest + 1, dtype=np.int64)
         along = each.row * depth + each.pair * (depth * (depth + 1) // 2)
         fork = each.replay_row * (depth % chunk_size) + each.state * (depth >= chunk_size)
         fork[0] = 0
-        return WorkTables(_whole(along), _whole(fork))
+        return WorkTables(self._whole(along), self._whole(fork))
 
     def costs(self, length: Int64, lcp: Int64, begins: Int64) -> Int64:
         """Cost of each microbatch of a finished partition, with `fixed` and `round`; see `WorkModel.costs`."""
@@ -60,6 +68,10 @@ class Calibrated(WorkModel):
         each = self.table.coefficients
         return np.asarray(super().costs(length, lcp, begins) + round(each.fixed) + round(each.round) * rounds)
 
-
-def _whole(nanoseconds: Float64) -> Int64:
-    return np.rint(nanoseconds).astype(np.int64)
+    def _whole(self, nanoseconds: Float64) -> Int64:
+        most = float(nanoseconds.max())
+        if most > LARGEST:
+            raise PlanError(
+                f"work_model.table: {self.config.table}: a trajectory costs {most:.3g} ns, at most {LARGEST:.3g}"
+            )
+        return np.rint(nanoseconds).astype(np.int64)

@@ -13,7 +13,7 @@ from harts.schema import StageConfig
 SHIPPED = Path(__file__).parent / "tables"
 """Folder of the tables that come with the package, NAME.json."""
 
-Nanoseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Nanoseconds = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

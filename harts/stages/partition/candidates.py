@@ -24,6 +24,8 @@ from harts.work_models.compact import Compact
 
 TOTAL_FIRST = 64
 """Weight of the total cost beside the slots' heaviest while searching after the objective `paper`."""
+LARGEST = 1 << 55
+"""Total cost that weights and slots still leave room for in 64 bits."""
 SHOWN = 3
 """Trajectories that an error names."""
 
@@ -63,8 +65,17 @@ class PartitionStage(Stage[CompactTrie, Partitions]):
         return self.env or Compact(Compact.Config())
 
     def problem(self, index: LcpIndex, trie: CompactTrie) -> Problem:
-        """What a compiled search of some of a trie's trajectories reads: limits, work model and objective, too."""
+        """What a compiled search of some of a trie's trajectories reads: limits, work model and objective, too.
+
+        Raises:
+            PlanError: costs are too large to be added up and weighted in 64 bits.
+        """
         tables = self.work_model.tables(int(trie.length.max()))
+        most = len(trie.order) * int(tables.along[-1] + tables.fork.max())
+        if most > LARGEST:
+            raise PlanError(
+                f"{trie.batch.source}: costs may add up to {most:.3g} {self.work_model.unit}: too large to search"
+            )
         return Problem(
             length=index.length,
             lcp=index.lcp,

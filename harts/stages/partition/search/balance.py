@@ -40,7 +40,7 @@ def balance(problem: Problem, forks: Forks, state: State, rng: Rng, tries: int) 
     """
     count = int(state.numbers[COUNT])
     order = np.unique(state.label)
-    order = order[np.argsort(-state.cost[order])]
+    order = order[np.argsort(-state.cost[order], kind="mergesort")]
     ranked = np.empty(count, dtype=np.int64)
     gone, new = np.empty(2, dtype=np.int64), np.empty(2, dtype=np.int64)
     value = _value(problem, state.ranked[:count], state.numbers[TOTAL])
@@ -72,7 +72,7 @@ def balance(problem: Problem, forks: Forks, state: State, rng: Rng, tries: int) 
         state.cost[a], state.cost[b] = cost_a, cost_b
         state.ranked[:count] = ranked
         state.numbers[TOTAL] = total
-        order = order[np.argsort(-state.cost[order])]
+        order = order[np.argsort(-state.cost[order], kind="mergesort")]
     state.numbers[SLOTS] = slots_cost(state.ranked, count, problem.replicas)
     return made
 
@@ -85,7 +85,7 @@ def _value(problem: Problem, ranked: Int64, total: int) -> int:
         for k in range(first, first + problem.replicas):
             slot += ranked[k]
         waste = ranked[first] * problem.replicas - slot
-        value += slot + waste + 1024 * waste // slot * waste * UNEVEN // 1024
+        value += slot + waste + 1024 * waste // max(1, slot) * waste * UNEVEN // 1024
     return int(value)
 
 
@@ -101,7 +101,7 @@ def _drawn(problem: Problem, forks: Forks, state: State, order: Int64, rng: Rng)
     for _ in range(LOOKS):
         k = below(rng, len(order) // problem.replicas) * problem.replicas
         high, low = state.cost[order[k]], state.cost[order[k + problem.replicas - 1]]
-        uneven = (high - low) * 1024 // high
+        uneven = (high - low) * 1024 // max(1, high)
         if uneven > worst:
             worst, place = uneven, k
     kind = below(rng, 3)

@@ -89,7 +89,7 @@ def chosen(forks: Forks, state: State, seen: Int64, rng: Rng) -> Int64:
         extra = kind == 9 and used < want and below(rng, 8) > 0
     kept = 0
     for k in found[:used]:
-        if below(rng, state.size[k]) < CROWD:
+        if below(rng, state.size[k] * state.size[k]) < CROWD * CROWD:
             found[kept] = k
             kept += 1
     return found[:kept]

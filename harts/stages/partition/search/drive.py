@@ -13,7 +13,7 @@ from harts.ir.prefix_tree import least_microbatches, prefix_tree
 from harts.stages.partition.greedy import aligned
 from harts.stages.partition.labels import renumbered
 from harts.stages.partition.search.balance import balance
-from harts.stages.partition.search.destroy import forks
+from harts.stages.partition.search.destroy import CROWD, forks
 from harts.stages.partition.search.peel import tools
 from harts.stages.partition.search.problem import Problem
 from harts.stages.partition.search.rebuild import rebuild
@@ -22,7 +22,7 @@ from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, begi
 STEP = 100
 """Rounds between two looks at the clock and at the goal."""
 MOVES = 12
-"""Moves tried for each round of rebuilding."""
+"""Moves tried for each round of rebuilding, as long as microbatches have fewer than twice CROWD members."""
 FREE, LEGAL, EVEN = 0.6, 0.5, 1.0
 """Parts of the time left for rebuilding into any number of microbatches, into a legal number, and for moves."""
 
@@ -59,8 +59,8 @@ def searched(
         tokens: costs are compact tokens, so that what meets the volume bound in both sums ends the search, too.
 
     Returns:
-        Labels of the rebuilt partition and of the evened one, which may have a larger total, [N] each; none if no legal
-        number of microbatches was reached.
+        Labels of the rebuilt partition and, if there is something to even out, of the evened one, which may have a
+        larger total, [N] each; none if no legal number of microbatches was reached.
     """
     kit = tools(seed)
     tree = prefix_tree(index.length, index.lcp)
@@ -84,8 +84,11 @@ def searched(
         return []
     label = rebuilt(problem, _begin(problem, label), last, LEGAL)
     state = _begin(problem, label)
-    for tries in budget.pieces(budget.rounds * MOVES, STEP * MOVES, EVEN):
-        balance(problem, where, state, kit.rng, tries)
+    if problem.replicas == 1 or (tokens and _meets(problem, state, bound)):
+        return [label]
+    tries = budget.rounds * MOVES // max(1, len(label) // (int(state.numbers[COUNT]) * CROWD))
+    for piece in budget.pieces(tries, STEP * MOVES, EVEN):
+        balance(problem, where, state, kit.rng, piece)
     return [label, renumbered(state.label)]
 
 

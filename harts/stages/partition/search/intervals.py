@@ -16,6 +16,8 @@ NEVER = 1 << 62
 def best_intervals(problem: Problem, members: Int64, lcp: Int64) -> tuple[Int64, int]:
     """Least total cost over all cuts of some trajectories, in O(n * width), width being what fits at most.
 
+    Of equal costs the longest last interval is taken, so that there are few.
+
     Args:
         problem: what is searched.
         members: sorted positions, ascending, [n].
@@ -41,7 +43,7 @@ def best_intervals(problem: Problem, members: Int64, lcp: Int64) -> tuple[Int64,
             cost += problem.along[problem.length[x]]
             if work > problem.capacity:
                 break
-            if least[first] + cost < least[stop]:
+            if least[first] + cost <= least[stop]:
                 least[stop] = least[first] + cost
                 begin[stop] = first
     label = np.empty(count, dtype=np.int64)

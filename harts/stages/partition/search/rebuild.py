@@ -100,7 +100,7 @@ def _placed(length: Int64, lcp: Int64, capacity: int, rng: Rng) -> tuple[Int64, 
     for i in range(len(length)):
         key[i] = -longest * length[i] - below(rng, capacity)
     policy = Policy(capacity + 1, 1) if below(rng, 2) == 0 else Policy(1, capacity + 1)
-    for x in np.argsort(key):
+    for x in np.argsort(key, kind="mergesort"):
         place(bins, policy, x)
     return bins.label, bins.opened[0]
 

@@ -18,6 +18,7 @@ from harts.stages.partition.search.peel import tools
 from harts.stages.partition.search.problem import Problem
 from harts.stages.partition.search.rebuild import rebuild
 from harts.stages.partition.search.state import COUNT, SLOTS, TOTAL, State, begin, exchanged, members
+from harts.work_models.compact import Compact
 from tests.forests import trie_of
 from tests.stages.partition.naive import assert_partition, compact_work, sorted_tokens, works_of
 from tests.stages.partition.search.rig import costs_of, naive_value, partitions_of, problem_of, problems, some_tables
@@ -204,6 +205,22 @@ def test_promising_starts_are_the_best_and_the_fewest() -> None:
     dear = problem._replace(total_weight=0, replicas=90)  # only the heaviest counts, for 90
     assert promising(dear, [pairs, single])[0].tolist() == single.tolist()
     assert promising(dear, [single, pairs])[1].tolist() == pairs.tolist()
+
+
+def test_a_proven_partition_ends_the_search_and_an_uneven_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tokens alone, when both sums are what the volume bound says."""
+    rounds: list[int] = []
+    monkeypatch.setattr("harts.stages.partition.search.drive.rebuild", lambda *given: rounds.append(given[-1]))
+    tokens = Compact(Compact.Config()).tables(9)
+    for lengths, expected in (([4, 4, 4, 4], 0), ([4, 4, 4, 3], 0), ([5, 3, 4, 4], 40)):
+        trie = trie_of([[i + 1] * length for i, length in enumerate(lengths)])
+        problem = problem_of(trie, tokens, 5, replicas=2)
+        rounds.clear()
+        searched(problem, trie.index, np.arange(4), budget=Budget(40, None), seed=0, tokens=True)
+        assert sum(rounds) == expected, lengths
+        rounds.clear()
+        searched(problem, trie.index, np.arange(4), budget=Budget(40, None), seed=0, tokens=False)
+        assert sum(rounds) == 40
 
 
 def test_time_ends_the_search() -> None:
