@@ -77,6 +77,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def positive(text: str) -> int:
+    """A number of replicas."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """All options."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rows", type=int, nargs="+", choices=range(1, 11), default=list(range(1, 11)), help="of Table 2")
     add("--sets", nargs="+", help="of the real data; default: all")
     add("--seed", type=int, default=0, help="of generated steps")
-    add("--replicas", type=int, nargs="+", default=[4], help="D")
+    add("--replicas", type=positive, nargs="+", default=[4], help="D")
     add("--settings", nargs="+", choices=(*SETTINGS, BASELINE), default=list(USUAL), help="planners")
     add("--or-seconds", type=float, default=0.2, help="time limit of the baseline's solver for each task tree")
     add("--repeat", type=int, default=1, help="plan so often and take the fastest")
