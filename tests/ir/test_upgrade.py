@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from harts.ir import Value
 from harts.ir.base import Dims, Int64
 from harts.ir.codec import decode, encode
 from harts.ir.text import format_value
-from harts.ir.upgrade import upgrades
+from harts.ir.upgrade import upgraded, upgrades
+from tests.ir import cases
 
 
 def first_version() -> type[Value]:
@@ -89,3 +91,15 @@ def test_a_kind_without_text_of_its_own_is_listed_field_by_field(old_bytes: byte
     cls: Any = Value.kinds["weather"]
     text = format_value(cls(np.array([293, 270]), "Here", 24))
     assert text == "weather v3\n  kelvin: int64[2], min 270, mean 281.5, max 293\n  town: 'Here'\n  hours: 24"
+
+
+@pytest.mark.parametrize("kind", ["partitions", "step_plan"])
+def test_plans_of_the_first_version_get_costs_and_a_weaker_bound(kind: str) -> None:
+    value: Any = cases.partitions() if kind == "partitions" else cases.step()
+    fields = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
+    added = ("objective", "unit", "lower_bound", "cost")
+    old = {name: item for name, item in fields.items() if name not in added}
+    found = type(value)(**upgraded(type(value), 1, old))
+    found.verify()
+    assert (found.objective, found.unit, found.lower_bound) == ("paper", "compact tokens", 95)
+    assert found.cost.tolist() == value.cost.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -58,6 +59,20 @@ class PartitionStage(Stage[CompactTrie, Partitions]):
     needs_work_model = True
     Config = PartitionConfig
     config: PartitionConfig
+
+    def run(self, trie: CompactTrie, /) -> Partitions:
+        """Make all candidates.
+
+        Raises:
+            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
+                replicas need, or no partition into a multiple of these slots was found.
+        """
+        check(trie, self.config)
+        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
+
+    @abstractmethod
+    def candidates(self, trie: CompactTrie) -> list[Candidate]:
+        """Partitions within the capacity into a legal number of microbatches, if any were found."""
 
     @property
     def work_model(self) -> WorkModel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from harts.ir import CompactTrie, Partitions
+from harts.ir import CompactTrie
 from harts.ir.base import Int64
-from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
+from harts.stages.partition.candidates import Candidate, PartitionStage, legal
 from harts.stages.partition.search.intervals import best_intervals
 from harts.stages.partition.search.problem import Problem
 
@@ -20,15 +20,6 @@ class Contiguous(PartitionStage):
     A second candidate has the least capacity (MULTIFIT) at which intervals still are as few, up to a legal number: its
     microbatches are the most even.
     """
-
-    def run(self, trie: CompactTrie, /) -> Partitions:
-        """Make the candidates.
-
-        Raises:
-            PlanError: as `lns`.
-        """
-        check(trie, self.config)
-        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
 
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """Those whose microbatches can be brought to a legal number."""

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from harts.ir import Columns, CompactTrie, Partitions, RolloutBatch
+from harts.ir import Columns, CompactTrie, RolloutBatch
 from harts.ir.base import Int64
 from harts.ir.lcp import LcpIndex
 from harts.ir.partitions import COMPACT_TOKENS
-from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage, check, handed_over
+from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage
 from harts.stages.partition.contiguous import Contiguous
 from harts.stages.partition.fold import folded
 from harts.stages.partition.paper import Paper
@@ -45,14 +45,8 @@ class Lns(PartitionStage):
 
     config: Config
 
-    def run(self, trie: CompactTrie, /) -> Partitions:
-        """Make all candidates.
-
-        Raises:
-            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
-                replicas need, or no partition into a multiple of these slots was found.
-        """
-        check(trie, self.config)
+    def candidates(self, trie: CompactTrie) -> list[Candidate]:
+        """All of them; a partition may come twice."""
         if self.config.seconds is not None:
             compile_search()
         began = time.perf_counter()
@@ -63,8 +57,7 @@ class Lns(PartitionStage):
         peeling = Peeling(contiguous.config, self.env)
         found = [candidate for stage in (paper, contiguous, peeling) for candidate in stage.candidates(trie)]
         starts = [candidate.label for candidate in found] or [contiguous.label(trie)]
-        found += self._searched(trie, starts, Budget(self.config.rounds, stop))
-        return handed_over(trie, self.config, self.work_model, found)
+        return found + self._searched(trie, starts, Budget(self.config.rounds, stop))
 
     def _searched(self, trie: CompactTrie, starts: list[Int64], budget: Budget) -> list[Candidate]:
         leaves = folded(trie.index)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import PositiveInt
 
-from harts.ir import CompactTrie, Partitions
+from harts.ir import CompactTrie
 from harts.ir.lcp import LcpIndex
-from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage, check, handed_over
+from harts.stages.partition.candidates import Candidate, PartitionConfig, PartitionStage
 from harts.stages.partition.evolve import evolved_cuts, sampled
 from harts.stages.partition.exact import exact_cuts
 from harts.stages.partition.greedy import best_placement
@@ -32,16 +32,6 @@ class Paper(PartitionStage):
         """Up to this many trajectories contiguous partitions are searched exactly."""
 
     config: Config
-
-    def run(self, trie: CompactTrie, /) -> Partitions:
-        """Make all candidates.
-
-        Raises:
-            PlanError: a trajectory is longer than the capacity, there are fewer trajectories than the slots that all
-                replicas need, or no partition into a multiple of these slots was found.
-        """
-        check(trie, self.config)
-        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
 
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """All of them; a partition may come twice."""

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from harts.ir import CompactTrie, Partitions
+from harts.ir import CompactTrie
 from harts.ir.prefix_tree import prefix_tree
-from harts.stages.partition.candidates import Candidate, PartitionStage, check, handed_over, legal
+from harts.stages.partition.candidates import Candidate, PartitionStage, legal
 from harts.stages.partition.fold import folded
 from harts.stages.partition.search.peel import Rule, peeled, tools
 
 
 class Peeling(PartitionStage):
     """Fill microbatch after microbatch, from the deepest forks below which not all fits, for the least that is left."""
-
-    def run(self, trie: CompactTrie, /) -> Partitions:
-        """Make the one candidate.
-
-        Raises:
-            PlanError: as `lns`.
-        """
-        check(trie, self.config)
-        return handed_over(trie, self.config, self.work_model, self.candidates(trie))
 
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """It, or none if its microbatches cannot be brought to a legal number."""
