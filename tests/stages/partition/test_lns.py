@@ -192,11 +192,11 @@ def test_seeds_differ_and_more_rounds_are_not_worse() -> None:
 def test_seconds_end_the_stage() -> None:
     trie = middle()
     partition(trie, capacity=150)  # compiled
-    for seconds in (0.4, 1.2):
+    for seconds in (0.5, 2.5):
         began = time.perf_counter()
         found = partition(trie, capacity=150, replicas=2, rounds=10**9, seconds=seconds)
-        assert 0.8 * seconds < time.perf_counter() - began < seconds + 0.7
-        assert "searched 1" in found.names
+        assert 0.8 * seconds < time.perf_counter() - began < seconds + 1.5  # a busy machine may be late
+        assert any(name.startswith("searched") for name in found.names)
 
 
 def test_compiling_first_takes_nothing_from_the_seconds() -> None:
