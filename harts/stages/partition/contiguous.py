@@ -24,8 +24,9 @@ class Contiguous(PartitionStage):
     def candidates(self, trie: CompactTrie) -> list[Candidate]:
         """Those whose microbatches can be brought to a legal number."""
         index, multiple = trie.index, self.config.multiple
-        best = self.label(trie)
-        even = _even(self.problem(index, trie), best, multiple)
+        problem = self.problem(index, trie)
+        best = _intervals(problem)
+        even = _even(problem, best, multiple)
         return legal("intervals", index, best, multiple) + legal("even intervals", index, even, multiple)
 
     def label(self, trie: CompactTrie) -> Int64:
