@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from harts.backends.plan_tensors import AttentionViews, PlanTensors
+from harts.backends.linear.rounds import run_rounds
+from harts.backends.plan_tensors import AttentionViews, PackedCall, PlanTensors
 from harts.schema import StageConfig
 
 Rule = Literal["kda", "gdn"]
@@ -68,33 +69,37 @@ class LinearAttention(Backend, ABC):
     """Inputs with one row a token: gather, replay and scatter are generic over these."""
 
     @abstractmethod
-    def call(
-        self,
-        rows: dict[str, Tensor],
-        *,
-        chunk_size: int,
-        cu_seqlens: Tensor,
-        initial_state: Tensor,
-        state_sequence: Tensor,
-        state_offset: Tensor,
-    ) -> RoundOutput:
+    def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor, /) -> RoundOutput:
         """Run N independent sequences, each from its own state.
 
         Args:
             rows: q, k [T, H, K]; v [T, HV, V]; g log-decay, natural logarithm, at most 0, [T, HV, K] for kda or
                 [T, HV] for gdn; beta in (0, 1), [T, HV]. q and k are normalised already; q is not scaled yet
                 (the call scales it by K ** -0.5).
-            chunk_size: tokens a chunk; every sequence starts on a chunk boundary.
-            cu_seqlens: int64 on the host, [N + 1]; sequence i is rows cu_seqlens[i]:cu_seqlens[i + 1].
+            packed: the sequences and the states that are requested.
             initial_state: [N, HV, K, V], float32 or wider.
-            state_sequence: int64 on the host, sequence of each requested state, [P].
-            state_offset: int64 on the host, tokens of that sequence after which it is taken, [P]: a multiple of
-                chunk_size, or the sequence's length (its final state).
 
         Returns:
             Outputs of all rows and the requested states. A gradient of a returned state flows into the recurrence
             that produced it; several consumers sum.
         """
+
+    def mix(self, inputs: dict[str, Tensor], plan: PlanTensors) -> Tensor:
+        """Linear attention over the compact rows of one microbatch: every layer's entry.
+
+        Walks the plan's rounds, one `call` each. A backend may execute the plan in another way, with equal results.
+
+        Args:
+            inputs: one tensor [R, ...] for each of `token_inputs`; k [R, H, K] and v [R, HV, V] are among them.
+            plan: the microbatch.
+
+        Returns:
+            [R, HV, V]; zeros on padding rows, which are never read.
+
+        Raises:
+            ValueError: an input is missing, unknown, or has another number of rows than the plan.
+        """
+        return run_rounds(self, inputs, plan)
 
 
 class FullAttention(Backend, ABC):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,45 @@ from torch import Tensor
 from harts.ir import CompactLayout
 from harts.ir.base import Int64
 from harts.ir.runs import expand_runs, offsets
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Memo:
+    """Keeps what is derived from a value as long as the value itself lives; a copy by `replace` starts anew."""
+
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first called under this key.
+
+        Args:
+            key: names the thing and all that it depends on beside this object (device, dtype, a backend's settings).
+            make: called on first use. If it raises, nothing is kept.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class PackedCall(Memo):
+    """What one packed call runs, apart from its rows and states: made once a plan, shared by all layers.
+
+    Sequence i is packed rows cu_seqlens[i]:cu_seqlens[i + 1] and starts on a chunk boundary. All tensors are int64 on
+    the host.
+    """
+
+    chunk_size: int
+    """Tokens a chunk."""
+    cu_seqlens: Tensor
+    """[N + 1]."""
+    state_sequence: Tensor
+    """Sequence of each requested state, [P]."""
+    state_offset: Tensor
+    """Tokens of that sequence after which the state is taken: a multiple of chunk_size, or all of them, [P]."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +64,12 @@ class LinearRound:
     """Packed index of the rows that this round owns, [own]."""
     own_rows: slice
     """Compact rows of this round: contiguous, in packed order."""
-    cu_seqlens: Tensor
-    """On the host, [N + 1]."""
+    call: PackedCall
+    """N sequences, P requested states."""
     initial_state: list[int]
     """State each sequence starts from, -1 is zero, [N]."""
     states: list[int]
     """States that the call returns, [P]."""
-    state_sequence: Tensor
-    """On the host, [P]."""
-    state_offset: Tensor
-    """On the host, [P]."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +83,8 @@ class AttentionViews:
     """R, padding included."""
 
 
-@dataclass(frozen=True)
-class PlanTensors:
+@dataclass(frozen=True, eq=False)
+class PlanTensors(Memo):
     """Everything that the layers of one microbatch share."""
 
     rows: int
@@ -110,11 +146,14 @@ def _round(layout: CompactLayout, index: int, put: Any) -> LinearRound:
         gather=put(gather),
         own=put(is_own),
         own_rows=slice(int(begin), int(end)),
-        cu_seqlens=torch.from_numpy(cu),
+        call=PackedCall(
+            chunk_size=plan.chunk_size,
+            cu_seqlens=torch.from_numpy(cu),
+            state_sequence=torch.from_numpy(maker.astype(np.int64) - first),
+            state_offset=torch.from_numpy(plan.state_position[states] - plan.anchor[maker]),
+        ),
         initial_state=plan.initial_state[first:last].tolist(),
         states=states.tolist(),
-        state_sequence=torch.from_numpy(maker.astype(np.int64) - first),
-        state_offset=torch.from_numpy(plan.state_position[states] - plan.anchor[maker]),
     )
 
 

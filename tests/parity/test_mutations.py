@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from harts.backends.base import RoundOutput
 from harts.backends.linear.naive import Naive
+from harts.backends.plan_tensors import PackedCall
 from harts.ir import CompactLayout, PerMicrobatch
 from harts.stages.restore import mapped
 from harts.stages.restore.labels import Predictions, predictions
@@ -31,8 +33,8 @@ Mutation = Callable[[pytest.MonkeyPatch, Layouts], Layouts]
 def drop_state_gradient(patch: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
     call = Naive.call
 
-    def detached(self: Naive, rows: Any, **how: Any) -> RoundOutput:
-        output, states = call(self, rows, **how)
+    def detached(self: Naive, *how: Any) -> RoundOutput:
+        output, states = call(self, *how)
         return RoundOutput(output, states.detach())
 
     patch.setattr(Naive, "call", detached)
@@ -42,9 +44,8 @@ def drop_state_gradient(patch: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
 def zero_instead_of_boundary_state(patch: pytest.MonkeyPatch, layouts: Layouts) -> Layouts:
     call = Naive.call
 
-    def from_zero(self: Naive, rows: Any, **how: Any) -> RoundOutput:
-        how["initial_state"] = torch.zeros_like(how["initial_state"])
-        return call(self, rows, **how)
+    def from_zero(self: Naive, rows: Any, packed: PackedCall, initial_state: Tensor) -> RoundOutput:
+        return call(self, rows, packed, torch.zeros_like(initial_state))
 
     patch.setattr(Naive, "call", from_zero)
     return layouts

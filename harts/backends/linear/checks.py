@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from harts.backends.base import Need, Rule
+from harts.backends.linear.dtypes import wide_dtype
+from harts.backends.plan_tensors import PackedCall
+
+__all__ = ["check_call", "why_not", "wide_dtype"]
 
 
 def why_not(need: Need) -> list[str]:
@@ -28,51 +31,44 @@ def why_not(need: Need) -> list[str]:
     return found
 
 
-def wide_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest dtype of some tensors, float32 at least: what states and sums are kept in."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def check_call(
-    rows: dict[str, Tensor],
-    *,
-    chunk_size: int,
-    cu_seqlens: Tensor,
-    initial_state: Tensor,
-    state_sequence: Tensor,
-    state_offset: Tensor,
-) -> None:
-    """Check one packed call against the contract of `LinearAttention.call`.
+def check_call(rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor) -> None:
+    """Check one packed call against the contract of `LinearAttention.call`; what is in `packed` only once.
 
     Raises:
         ValueError: the first fault, with sequence and numbers.
     """
     total = _check_rows(rows)
-    bounds = cu_seqlens.tolist()
+    sequences, end = packed.once("checked", lambda: _check_packed(packed))
+    if end != total:
+        raise ValueError(f"cu_seqlens: runs from 0 to {end}, the rows are 0 to {total}")
+    wanted = (sequences, rows["v"].shape[1], rows["k"].shape[2], rows["v"].shape[2])
+    if tuple(initial_state.shape) != wanted:
+        raise ValueError(f"initial_state: has shape {tuple(initial_state.shape)}, needed is {wanted}")
+
+
+def _check_packed(packed: PackedCall) -> tuple[int, int]:
+    """Number of sequences, and of rows."""
+    bounds = packed.cu_seqlens.tolist()
     if len(bounds) < 2:
         raise ValueError("cu_seqlens: a call needs at least one sequence")
+    if bounds[0] != 0:
+        raise ValueError(f"cu_seqlens: starts at {bounds[0]}, not at 0")
     for index, (begin, end) in enumerate(pairwise(bounds)):
         if end == begin:
             raise ValueError(f"cu_seqlens: sequence {index} has no rows ({begin}:{end})")
         if end < begin:
             raise ValueError(f"cu_seqlens: sequence {index} ends at {end}, before its start {begin}")
-    if bounds[0] != 0 or bounds[-1] != total:
-        raise ValueError(f"cu_seqlens: runs from {bounds[0]} to {bounds[-1]}, the rows are 0 to {total}")
-    wanted = (len(bounds) - 1, rows["v"].shape[1], rows["k"].shape[2], rows["v"].shape[2])
-    if tuple(initial_state.shape) != wanted:
-        raise ValueError(f"initial_state: has shape {tuple(initial_state.shape)}, needed is {wanted}")
-    for index, (sequence, offset) in enumerate(zip(state_sequence.tolist(), state_offset.tolist(), strict=True)):
+    requested = zip(packed.state_sequence.tolist(), packed.state_offset.tolist(), strict=True)
+    for index, (sequence, offset) in enumerate(requested):
         if not 0 <= sequence < len(bounds) - 1:
             raise ValueError(f"state_sequence: state {index} is of sequence {sequence}, there are {len(bounds) - 1}")
         length = bounds[sequence + 1] - bounds[sequence]
-        if not 0 <= offset <= length or (offset % chunk_size and offset != length):
+        if not 0 <= offset <= length or (offset % packed.chunk_size and offset != length):
             raise ValueError(
                 f"state_offset: state {index} is after {offset} tokens of sequence {sequence}; allowed are multiples "
-                f"of the chunk size {chunk_size} up to its length {length}, and that length"
+                f"of the chunk size {packed.chunk_size} up to its length {length}, and that length"
             )
+    return len(bounds) - 1, bounds[-1]
 
 
 def _check_rows(rows: dict[str, Tensor]) -> int:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harts.backends.plan_tensors import PackedCall
+
 
 class ChunkGrid(NamedTuple):
     """Index tables of one packed call, on the device of its rows (counts on the host)."""
@@ -31,10 +33,9 @@ class ChunkGrid(NamedTuple):
     """Chunk after which each requested state is taken; C + n is the initial state of order[n], [P]."""
 
 
-def chunk_grid(
-    cu_seqlens: Tensor, chunk_size: int, state_sequence: Tensor, state_offset: Tensor, device: torch.device
-) -> ChunkGrid:
-    """Lay the sequences of a packed call out in chunks; all arguments are on the host."""
+def chunk_grid(packed: PackedCall, device: torch.device) -> ChunkGrid:
+    """Lay the sequences of a packed call out in chunks; made on the host, then moved."""
+    cu_seqlens, chunk_size = packed.cu_seqlens, packed.chunk_size
     size = 1 << (chunk_size - 1).bit_length()
     length = cu_seqlens.diff()
     chunks = (length + chunk_size - 1) // chunk_size
@@ -52,8 +53,8 @@ def chunk_grid(
     cell_of_row = torch.empty_like(cells)
     cell_of_row[row_of_cell[cells]] = cells
     first = counts.cumsum(0) - counts
-    last_step = (state_offset + chunk_size - 1) // chunk_size - 1
-    taken = torch.where(last_step < 0, len(sequence), first[last_step.clamp(min=0)]) + rank[state_sequence]
+    last_step = (packed.state_offset + chunk_size - 1) // chunk_size - 1
+    taken = torch.where(last_step < 0, len(sequence), first[last_step.clamp(min=0)]) + rank[packed.state_sequence]
     return ChunkGrid(
         size, row_of_cell.to(device), cell_of_row.to(device), counts.tolist(), order.to(device), taken.to(device)
     )

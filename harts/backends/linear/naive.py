@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
-from harts.backends.linear.checks import check_call, why_not, wide_dtype
+from harts.backends.linear.checks import check_call, why_not
 from harts.backends.linear.chunks import ChunkGrid, chunk_grid, to_cells, to_rows
+from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.linear.scores import scores, sum_after, sum_up_to
+from harts.backends.plan_tensors import PackedCall
 
 
 class Naive(LinearAttention):
@@ -27,31 +29,16 @@ class Naive(LinearAttention):
         """Every reason why this backend cannot serve `need`; empty if it can."""
         return why_not(need)
 
-    def call(
-        self,
-        rows: dict[str, Tensor],
-        *,
-        chunk_size: int,
-        cu_seqlens: Tensor,
-        initial_state: Tensor,
-        state_sequence: Tensor,
-        state_offset: Tensor,
-    ) -> RoundOutput:
+    def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor, /) -> RoundOutput:
         """Run N independent sequences; see `LinearAttention.call`.
 
         Raises:
             ValueError: the call breaks the contract (shapes, an empty sequence, a state inside a chunk).
         """
-        check_call(
-            rows,
-            chunk_size=chunk_size,
-            cu_seqlens=cu_seqlens,
-            initial_state=initial_state,
-            state_sequence=state_sequence,
-            state_offset=state_offset,
-        )
+        check_call(rows, packed, initial_state)
         dtype = wide_dtype(initial_state, *rows.values())
-        grid = chunk_grid(cu_seqlens, chunk_size, state_sequence, state_offset, rows["v"].device)
+        device = rows["v"].device
+        grid = packed.once(("chunk_grid", device), lambda: chunk_grid(packed, device))
         value_heads, _, value_dim = initial_state.shape[1:]
         chunks = _prepare({name: _cells(x.to(dtype), grid, value_heads) for name, x in rows.items()})
         start = initial_state.to(dtype).index_select(0, grid.order)

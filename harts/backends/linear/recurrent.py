@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
-from harts.backends.linear.checks import check_call, why_not, wide_dtype
+from harts.backends.linear.checks import check_call, why_not
+from harts.backends.linear.dtypes import wide_dtype
+from harts.backends.plan_tensors import PackedCall
 
 
 class Recurrent(LinearAttention):
@@ -21,34 +23,18 @@ class Recurrent(LinearAttention):
         """Every reason why this backend cannot serve `need`; empty if it can."""
         return why_not(need)
 
-    def call(
-        self,
-        rows: dict[str, Tensor],
-        *,
-        chunk_size: int,
-        cu_seqlens: Tensor,
-        initial_state: Tensor,
-        state_sequence: Tensor,
-        state_offset: Tensor,
-    ) -> RoundOutput:
+    def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor, /) -> RoundOutput:
         """Run N independent sequences; see `LinearAttention.call`.
 
         Raises:
             ValueError: the call breaks the contract (shapes, an empty sequence, a state inside a chunk).
         """
-        check_call(
-            rows,
-            chunk_size=chunk_size,
-            cu_seqlens=cu_seqlens,
-            initial_state=initial_state,
-            state_sequence=state_sequence,
-            state_offset=state_offset,
-        )
+        check_call(rows, packed, initial_state)
         dtype = wide_dtype(initial_state, *rows.values())
         wide = {name: tensor.to(dtype) for name, tensor in rows.items()}
-        wanted = list(zip(state_sequence.tolist(), state_offset.tolist(), strict=True))
+        wanted = list(zip(packed.state_sequence.tolist(), packed.state_offset.tolist(), strict=True))
         outputs, taken = [], {}
-        bounds = cu_seqlens.tolist()
+        bounds = packed.cu_seqlens.tolist()
         for sequence, (begin, end) in enumerate(pairwise(bounds)):
             state = initial_state[sequence].to(dtype)
             for token in range(begin, end):

@@ -5,12 +5,16 @@ Shape suffixes: R compact rows (C tokens, then padding), HV value heads, K and V
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from harts.backends.base import LinearAttention
-from harts.backends.linear.checks import wide_dtype
+from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.plan_tensors import PlanTensors
+
+if TYPE_CHECKING:  # the class runs its rounds with this module
+    from harts.backends.base import LinearAttention
 
 
 def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTensors) -> Tensor:
@@ -41,11 +45,8 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     for index, each in enumerate(plan.rounds):
         output, states = backend.call(
             {name: x[index] for name, x in packed.items()},
-            chunk_size=plan.chunk_size,
-            cu_seqlens=each.cu_seqlens,
-            initial_state=torch.stack([bank[state] for state in each.initial_state]),
-            state_sequence=each.state_sequence,
-            state_offset=each.state_offset,
+            each.call,
+            torch.stack([bank[state] for state in each.initial_state]),
         )
         bank.update(zip(each.states, states.unbind(0), strict=True))
         outputs.append(output.index_select(0, each.own))

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from harts.backends.base import LinearAttention
 from harts.backends.linear.conv import short_conv
-from harts.backends.linear.rounds import run_rounds
 from harts.backends.model.config import ReferenceConfig
 from harts.backends.model.norm import RmsNorm, l2norm, widen
 from harts.backends.model.parameters import Draw, Projection, Seeded
@@ -65,7 +64,7 @@ class LinearLayer(Seeded):
             "g": self._log_decay(x),
             "beta": widen(self.beta(x)).sigmoid(),
         }
-        mixed = self.norm(run_rounds(self.backend, inputs, plan)).to(x.dtype)
+        mixed = self.norm(self.backend.mix(inputs, plan)).to(x.dtype)
         gate = self.gate(x).reshape(rows, self.value_heads, self.value_dim)
         gated = mixed * (gate.sigmoid() if self.rule == "kda" else functional.silu(gate))
         out: Tensor = self.out(gated.reshape(rows, -1))

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid, normalize
 from harts.backends.base import LinearAttention, RoundOutput
 from harts.backends.linear.naive import Naive
 from harts.backends.linear.recurrent import Recurrent
+from harts.backends.plan_tensors import PackedCall
 
 RULES = ("kda", "gdn")
 H, HV, K, V = 2, 4, 6, 5
@@ -42,6 +43,12 @@ def random_rows(count: int, rule: str, seed: int = 0, dtype: torch.dtype = torch
     return {name: x.to(dtype).requires_grad_() for name, x in rows.items()}
 
 
+def packed_call(chunk_size: int, cu_seqlens: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> PackedCall:
+    """A packed call that requests states by (sequence, offset)."""
+    requested = torch.tensor(states, dtype=torch.int64).reshape(-1, 2)
+    return PackedCall(chunk_size, torch.tensor(cu_seqlens), requested[:, 0].clone(), requested[:, 1].clone())
+
+
 @dataclass(frozen=True)
 class Call:
     rows: dict[str, Tensor]
@@ -52,14 +59,7 @@ class Call:
     """(sequence, offset) of each requested state."""
 
     def run(self, backend: LinearAttention) -> RoundOutput:
-        return backend.call(
-            self.rows,
-            chunk_size=self.chunk_size,
-            cu_seqlens=torch.tensor(self.cu_seqlens),
-            initial_state=self.initial_state,
-            state_sequence=torch.tensor([sequence for sequence, _ in self.states], dtype=torch.int64),
-            state_offset=torch.tensor([offset for _, offset in self.states], dtype=torch.int64),
-        )
+        return backend.call(self.rows, packed_call(self.chunk_size, self.cu_seqlens, self.states), self.initial_state)
 
     def leaves(self) -> dict[str, Tensor]:
         return {**self.rows, "initial_state": self.initial_state}

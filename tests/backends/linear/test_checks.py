@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from harts.backends.base import LinearAttention, Need
+from harts.backends.linear.checks import check_call
 from harts.registry import resolve
-from tests.backends.linear.calls import naive, random_call, recurrent
+from tests.backends.linear.calls import naive, packed_call, random_call, recurrent
 
 NEED = Need(
     device="cpu",
@@ -54,7 +55,7 @@ def test_registered_names() -> None:
         ([0, 20, 20, 29], r"sequence 1 has no rows \(20:20\)"),
         ([0, 20, 12, 29], "sequence 1 ends at 12, before its start 20"),
         ([0, 20, 24, 28], "runs from 0 to 28, the rows are 0 to 29"),
-        ([1, 20, 24, 29], "runs from 1 to 29, the rows are 0 to 29"),
+        ([1, 20, 24, 29], "starts at 1, not at 0"),
         ([0], "at least one sequence"),
     ],
 )
@@ -93,3 +94,33 @@ def test_an_initial_state_of_another_shape_is_refused(backend: LinearAttention) 
     call = random_call([20], 8, "gdn")
     with pytest.raises(ValueError, match="initial_state: has shape"):
         replace(call, initial_state=call.initial_state.mT).run(backend)
+
+
+def test_a_packed_call_is_checked_once_and_its_rows_every_time() -> None:
+    call = random_call([20, 9], 8, "kda")
+    packed = packed_call(8, call.cu_seqlens, call.states)
+    naive().call(call.rows, packed, call.initial_state)
+    packed.state_offset[0] = 3  # no longer looked at
+    check_call(call.rows, packed, call.initial_state)
+    with pytest.raises(ValueError, match="runs from 0 to 29, the rows are 0 to 28"):
+        check_call({name: x[:-1] for name, x in call.rows.items()}, packed, call.initial_state)
+    with pytest.raises(ValueError, match="initial_state: has shape"):
+        check_call(call.rows, packed, call.initial_state[:1])
+
+
+def test_what_a_call_derives_is_made_once_a_key_and_anew_for_a_copy() -> None:
+    packed, made = packed_call(8, [0, 9]), []
+
+    def make() -> int:
+        made.append(0)
+        return len(made)
+
+    assert [packed.once(key, make) for key in ("a", "b", "a")] == [1, 2, 1]
+    assert replace(packed, chunk_size=4).once("a", make) == 3
+
+    def fail() -> int:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        packed.once("c", fail)
+    assert packed.once("c", make) == 4

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from harts.backends.base import LinearAttention, RoundOutput
 from harts.backends.linear.naive import Naive
-from harts.backends.linear.rounds import run_rounds
 from harts.backends.plan_tensors import PlanTensors
 from harts.ir import CompactLayout
 from tests.backends.linear.calls import RULES, error, naive, random_rows, recurrent, weighted_sum, worst
@@ -16,14 +15,14 @@ from tests.backends.linear.trees import DEEP, layout_of, plan_of, random_layout,
 
 
 class StatesWithoutGradient(Naive):
-    def call(self, *args: Any, **kwargs: Any) -> RoundOutput:
-        output, states = super().call(*args, **kwargs)
+    def call(self, *args: Any) -> RoundOutput:
+        output, states = super().call(*args)
         return RoundOutput(output, states.detach())
 
 
 class ZeroStates(Naive):
-    def call(self, *args: Any, **kwargs: Any) -> RoundOutput:
-        output, states = super().call(*args, **kwargs)
+    def call(self, *args: Any) -> RoundOutput:
+        output, states = super().call(*args)
         return RoundOutput(output, torch.zeros_like(states))
 
 
@@ -34,10 +33,10 @@ class GarbageReplayQueries(Naive):
         super().__init__(Naive.Config())
         self.owned = iter([each.own for each in plan.rounds])
 
-    def call(self, rows: dict[str, Tensor], **kwargs: Any) -> RoundOutput:
+    def call(self, rows: dict[str, Tensor], *call: Any) -> RoundOutput:
         replayed = torch.ones(len(rows["q"]), 1, 1, dtype=torch.bool)
         replayed[next(self.owned)] = False
-        return super().call({**rows, "q": rows["q"].masked_fill(replayed, 1e6)}, **kwargs)
+        return super().call({**rows, "q": rows["q"].masked_fill(replayed, 1e6)}, *call)
 
 
 def gradients(loss: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,7 +47,7 @@ def errors(backend: LinearAttention, layout: CompactLayout, rule: str, oracle: L
     """Relative errors of outputs and gradients against the trajectory-wise run."""
     inputs = random_rows(len(layout.input_ids), rule)
     wanted = trajectory_wise(oracle, inputs, layout)
-    found = run_rounds(backend, inputs, plan_of(layout))[semantic_rows(layout)]
+    found = backend.mix(inputs, plan_of(layout))[semantic_rows(layout)]
     of_gradients = worst(gradients(weighted_sum([found]), inputs), gradients(weighted_sum([wanted]), inputs))
     return error(found, wanted), of_gradients
 
@@ -87,7 +86,7 @@ def test_queries_of_replay_rows_influence_no_bit() -> None:
     layout = layout_of(DEEP)
     plan, inputs = plan_of(layout), random_rows(len(layout.input_ids), "kda")
     assert len(layout.replay_row) > 0
-    wanted, found = run_rounds(naive(), inputs, plan), run_rounds(GarbageReplayQueries(plan), inputs, plan)
+    wanted, found = naive().mix(inputs, plan), GarbageReplayQueries(plan).mix(inputs, plan)
     assert torch.equal(found, wanted)
     before, after = gradients(weighted_sum([wanted]), inputs), gradients(weighted_sum([found]), inputs)
     assert all(torch.equal(after[name], before[name]) for name in inputs)
@@ -98,10 +97,10 @@ def test_poison_on_padding_rows_leaks_nowhere(name: str) -> None:
     layout = layout_of(DEEP, row_multiple=32)
     assert len(layout.input_ids) > layout.rows
     plan, inputs = plan_of(layout), random_rows(len(layout.input_ids), "kda")
-    wanted = run_rounds(naive(), inputs, plan)
+    wanted = naive().mix(inputs, plan)
     with torch.no_grad():
         inputs[name][layout.rows :] = torch.nan
-    found = run_rounds(naive(), inputs, plan)
+    found = naive().mix(inputs, plan)
     assert torch.equal(found, wanted)
     assert not found[layout.rows :].any()
     for gradient in gradients(weighted_sum([found]), inputs).values():
@@ -114,14 +113,14 @@ def test_a_leaf_changes_no_bit_of_other_rows(seed: int) -> None:
     layout = random_layout(seed)
     tree = layout.plan.tree
     plan, inputs = plan_of(layout), random_rows(len(layout.input_ids), "kda", dtype=torch.float32)
-    before = run_rounds(naive(), inputs, plan)
+    before = naive().mix(inputs, plan)
     leaf = next(v for v in range(len(tree.parent)) if v not in tree.parent)
     mine = torch.zeros(len(before), dtype=torch.bool)
     mine[layout.segment_row[leaf] : layout.segment_row[leaf] + tree.length[leaf]] = True
     with torch.no_grad():
         for x in inputs.values():
             x[mine] *= 0.5
-    after = run_rounds(naive(), inputs, plan)
+    after = naive().mix(inputs, plan)
     assert torch.equal(after[~mine], before[~mine])
     assert not torch.equal(after[mine], before[mine])
 
@@ -129,10 +128,10 @@ def test_a_leaf_changes_no_bit_of_other_rows(seed: int) -> None:
 def test_narrow_inputs_hand_over_float32_states() -> None:
     layout = layout_of(DEEP)
     inputs = random_rows(len(layout.input_ids), "kda", dtype=torch.bfloat16)
-    found = run_rounds(naive(), inputs, plan_of(layout))
+    found = naive().mix(inputs, plan_of(layout))
     assert found.dtype == torch.bfloat16
     wide = {name: x.detach().double() for name, x in inputs.items()}
-    assert error(found.double(), run_rounds(naive(), wide, plan_of(layout))) < 2**-8
+    assert error(found.double(), naive().mix(wide, plan_of(layout))) < 2**-8
 
 
 def test_inputs_must_be_the_backends() -> None:
@@ -140,6 +139,6 @@ def test_inputs_must_be_the_backends() -> None:
     inputs = random_rows(len(layout.input_ids), "kda")
     beta = inputs.pop("beta")
     with pytest.raises(ValueError, match="got g, k, q, v; needed are q, k, v, g, beta"):
-        run_rounds(naive(), inputs, plan_of(layout))
+        naive().mix(inputs, plan_of(layout))
     with pytest.raises(ValueError, match=r"beta: has \d+ rows, the plan has \d+"):
-        run_rounds(naive(), {**inputs, "beta": beta[1:]}, plan_of(layout))
+        naive().mix({**inputs, "beta": beta[1:]}, plan_of(layout))

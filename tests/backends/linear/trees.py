@@ -14,7 +14,7 @@ from harts.backends.plan_tensors import PlanTensors, build_plan_tensors
 from harts.ir import CompactLayout
 from harts.stages.call_plan.min_call import plan_rounds
 from harts.stages.layout.round_major import RoundMajor
-from tests.backends.linear.calls import HV, K, V
+from tests.backends.linear.calls import HV, K, V, packed_call
 from tests.forests import paths_of, random_trajectories, tree_of
 
 CHUNK = 4
@@ -53,12 +53,5 @@ def trajectory_offsets(layout: CompactLayout) -> list[int]:
 def trajectory_wise(backend: LinearAttention, inputs: dict[str, Tensor], layout: CompactLayout) -> Tensor:
     """Outputs of every semantic position: each trajectory is a sequence of its own, from a zero state."""
     cu, rows = trajectory_offsets(layout), semantic_rows(layout)
-    none = torch.zeros(0, dtype=torch.int64)
-    return backend.call(
-        {name: x[rows] for name, x in inputs.items()},
-        chunk_size=CHUNK,
-        cu_seqlens=torch.tensor(cu),
-        initial_state=torch.zeros(len(cu) - 1, HV, K, V, dtype=torch.float64),
-        state_sequence=none,
-        state_offset=none,
-    ).output
+    zero = torch.zeros(len(cu) - 1, HV, K, V, dtype=torch.float64)
+    return backend.call({name: x[rows] for name, x in inputs.items()}, packed_call(CHUNK, cu), zero).output
