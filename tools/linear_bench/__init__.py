@@ -1,0 +1,1 @@
+"""Workloads, baselines, parity and timing of tools/bench_linear.py."""
