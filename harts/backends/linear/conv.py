@@ -5,9 +5,7 @@ Shape suffixes: R compact rows (C tokens, then padding), D channels, W taps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -39,18 +37,12 @@ def short_conv(x: Tensor, weight: Tensor, plan: PlanTensors) -> Tensor:
     if len(x) != len(plan.input_ids):
         raise ValueError(f"x: has {len(x)} rows, the plan has {len(plan.input_ids)}")
     dtype = wide_dtype(x, weight)
-    if dtype == torch.float32 and _runs_kernels(x):
+    if x.is_cuda and dtype == torch.float32:
         from harts.backends.linear.conv_fused import fused_conv  # noqa: PLC0415  (needs triton)
 
         return fused_conv(x, weight, plan)
     mixed: Tensor = _GatheredConv.apply(x[: plan.rows].to(dtype), weight.to(dtype), plan.conv_row)  # type: ignore[no-untyped-call]
     return pad(silu(mixed).to(x.dtype), (0, 0, 0, len(x) - plan.rows))
-
-
-def _runs_kernels(x: Tensor) -> bool:
-    """On a GPU, and where triton's interpreter is switched on, which has no bfloat16."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-    return x.is_cuda or (interpreted and x.dtype != torch.bfloat16)
 
 
 class _GatheredConv(torch.autograd.Function):
