@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 
 class SharedRows(NamedTuple):
-    """Rows in the context of a sequence that does not follow them in compact order, with all that read them.
+    """Rows that are context of another sequence, with all that read them; all tensors are int64.
 
-    Every other row is read only by the rows right after it, which needs no table. All tensors are int64.
+    Every other row is read by itself and the rows right after it in its sequence, which needs no table.
     """
 
     row: Tensor
@@ -28,20 +28,25 @@ class SharedRows(NamedTuple):
     """The tap over the shared row in that window, [U]."""
 
 
-def shared_rows(row_WC: Tensor) -> SharedRows:
-    """Invert a window table where it is no plain shift.
+def shared_rows(row_WC: Tensor, cu_rows: list[int]) -> SharedRows:
+    """Invert a window table for the rows that several sequences read.
+
+    Where sequences lie does not matter, though one may lie right behind its context: which rows are shared, and in what
+    order their gradients are summed, is the same whatever else is packed.
 
     Args:
         row_WC: int64 row under each tap, oldest first; C stands for no row, [W, C].
+        cu_rows: sequence i is rows cu_rows[i]:cu_rows[i + 1], [Q + 1].
 
     Returns:
-        Tables on the same device. Users of a row are in an order that rows of other trees do not change.
+        Tables on the same device.
     """
-    width, rows = row_WC.shape
+    rows = row_WC.shape[1]
     compact = torch.arange(rows, device=row_WC.device)
-    distance = torch.arange(width - 1, -1, -1, device=row_WC.device)
+    sequence_C = torch.searchsorted(torch.tensor(cu_rows[1:], device=row_WC.device), compact, right=True)
+    sequence_of = pad(sequence_C, (0, 1), value=-1)
     shared = torch.zeros(rows + 1, dtype=torch.bool, device=row_WC.device)
-    shared[row_WC[row_WC + distance[:, None] != compact]] = True
+    shared[row_WC[sequence_of[row_WC] != sequence_C]] = True
     shared[rows] = False
     tap, user = shared[row_WC].nonzero(as_tuple=True)
     read, order = row_WC[tap, user].sort(stable=True)

@@ -13,6 +13,9 @@ from torch import Tensor
 from harts.backends.linear.conv import short_conv
 from harts.backends.plan_tensors import PlanTensors, build_plan_tensors
 from harts.ir import CompactLayout
+from harts.stages.call_plan.min_call import MinCall
+from harts.stages.call_plan.per_segment import PerSegment
+from harts.stages.layout.round_major import RoundMajor
 from tests.backends.linear.calls import error
 from tests.backends.linear.trees import (
     CHUNK,
@@ -22,7 +25,7 @@ from tests.backends.linear.trees import (
     semantic_rows,
     trajectory_offsets,
 )
-from tests.forests import paths_of, random_trajectories
+from tests.forests import paths_of, random_trajectories, tree_of
 
 pytest.importorskip("triton")
 
@@ -30,6 +33,7 @@ from harts.backends.linear.conv_fused import fused_conv
 
 GPU = pytest.mark.gpu
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CallPlan = type[MinCall] | type[PerSegment]
 ROUNDING = {F32: 2e-6, F16: 2**-11, BF16: 2**-8}
 
 
@@ -113,6 +117,10 @@ def test_equals_the_float64_path_on_forests(seed: int, width: int, dtype: torch.
     assert_equals_float64(padded_layout(10 * seed + width, width), (5, 64, 200)[seed], dtype, device)
 
 
+def test_one_row_of_one_channel(device: str) -> None:
+    assert_equals_float64(layout_of([[1]]), 1, F32, device)
+
+
 def test_sequences_shorter_than_the_window(device: str) -> None:
     short = [(-1, 1), (0, 1), (0, 1), (1, 1), (1, 1), (3, 1), (3, 2), (5, 1), (5, 1), (-1, 1), (-1, 2)]
     assert_equals_float64(layout_of(paths_of(short), 8), 3, F32, device)
@@ -177,10 +185,12 @@ class Forest(NamedTuple):
     """x and dy, [R, D]."""
 
 
-def forest(first_tokens: tuple[int, ...], seed: int = 0, channels: int = 7) -> Forest:
+def forest(first_tokens: tuple[int, ...], seed: int = 0, channels: int = 7, call_plan: CallPlan = MinCall) -> Forest:
     """Trees are packed in the order of their first tokens; any subset of the two trees, by what tokens are given."""
     trees = [random_trajectories(random.Random(seed + tree), CHUNK, 1, 4) for tree in range(len(first_tokens))]
-    layout = layout_of([[first, *t[1:]] for first, tree in zip(first_tokens, trees, strict=True) for t in tree])
+    tree = tree_of([[first, *t[1:]] for first, tree in zip(first_tokens, trees, strict=True) for t in tree])
+    plan = call_plan(call_plan.Config(chunk_size=CHUNK)).run(tree)
+    layout = RoundMajor(RoundMajor.Config(conv_width=4, row_multiple=1)).run(plan)
     rows = semantic_rows(layout)
     # an input for each unique token, whatever row it has: by tree and place in its first trajectory
     values = draw(1000, 2 * channels, seed=9)[: len(rows)]
@@ -195,9 +205,10 @@ def run_forest(built: Forest, device: str, dy: Tensor | None = None) -> Run:
     return run(x.to(device), weight, plan_on(device, built.layout), (own_dy if dy is None else dy).to(device))
 
 
+@pytest.mark.parametrize("call_plan", [MinCall, PerSegment])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_trees_changes_no_bit_of_a_row(seed: int, device: str) -> None:
-    one, other = forest((100, 200), seed), forest((200, 100), seed)
+def test_the_order_of_trees_changes_no_bit_of_a_row(seed: int, call_plan: CallPlan, device: str) -> None:
+    one, other = (forest(tokens, seed, call_plan=call_plan) for tokens in ((100, 200), (200, 100)))
     assert not torch.equal(one.rows, other.rows)
     found, again, swapped = run_forest(one, device), run_forest(one, device), run_forest(other, device)
     assert_same_bits(again, found)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import pytest
 import torch
 
@@ -18,14 +20,15 @@ def users_of_each_row(row_WC: torch.Tensor) -> list[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tables_list_every_user_of_every_row_that_others_read(seed: int) -> None:
+def test_tables_list_every_user_of_every_row_that_other_sequences_read(seed: int) -> None:
     width = seed % 5 + 1
-    row_WC = plan_of(random_layout(seed, width)).conv_row
-    shared = shared_rows(row_WC)
+    plan = plan_of(random_layout(seed, width))
+    shared = shared_rows(plan.conv_row, plan.cu_rows)
+    sequence = [bisect_right(plan.cu_rows, row) for row in range(plan.rows)]
     wanted = {
         row: users
-        for row, users in enumerate(users_of_each_row(row_WC))
-        if any(user != row + width - 1 - tap for tap, user in users)
+        for row, users in enumerate(users_of_each_row(plan.conv_row))
+        if any(sequence[user] != sequence[row] for _, user in users)
     }
     pairs = list(zip(shared.tap.tolist(), shared.user.tolist(), strict=True))
     found = {
@@ -36,6 +39,12 @@ def test_tables_list_every_user_of_every_row_that_others_read(seed: int) -> None
     assert shared.row.tolist() == sorted(wanted)
 
 
+def test_a_sequence_right_behind_its_context_shares_it_too() -> None:
+    row_WC = torch.tensor([[5, 0, 1, 2, 3], [0, 1, 2, 3, 4]])
+    assert shared_rows(row_WC, [0, 5]).row.tolist() == []
+    assert shared_rows(row_WC, [0, 3, 5]).row.tolist() == [2]
+
+
 def test_chains_share_no_rows() -> None:
-    shared = shared_rows(plan_of(layout_of([[1, 2, 3, 4, 5], [6], [7, 8]])).conv_row)
-    assert [len(table) for table in shared] == [0, 1, 0, 0]
+    plan = plan_of(layout_of([[1, 2, 3, 4, 5], [6], [7, 8]]))
+    assert [len(table) for table in shared_rows(plan.conv_row, plan.cu_rows)] == [0, 1, 0, 0]
