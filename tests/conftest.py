@@ -12,6 +12,12 @@ if find_spec("torch") is not None:  # a planning-only install has none
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    conformance = parser.getgroup("harts", "conformance of linear-attention backends (tests/parity)")
+    conformance.addoption("--backend", action="append", metavar="NAME", help="a registered backend; may be repeated")
+    conformance.addoption("--device", default="cpu", help="where it runs (cpu)")
+    conformance.addoption("--dtype", default="float64", choices=DTYPES, help="of q, k and v (float64)")
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts from what the code gives")

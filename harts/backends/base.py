@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from harts.backends.linear.inputs import delta_inputs
 from harts.backends.linear.rounds import run_rounds
 from harts.backends.plan_tensors import AttentionViews, PackedCall, PlanTensors
 from harts.schema import StageConfig
 
 Rule = Literal["kda", "gdn"]
-"""Delta rule: `kda` decays each key channel by its own gate [T, HV, K], `gdn` all of a head by one [T, HV]."""
+"""Delta rules of the reference model: `kda` decays each key channel by its own gate [T, HV, K], `gdn` all of a head by one [T, HV]."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Need:
 
     device: str
     dtype: torch.dtype
-    rule: Rule
+    rule: str
+    """`kda` or `gdn` of the reference model; a third party's model and backend agree on a name of their own."""
     chunk_size: int
     conv_width: int
     linear_heads: tuple[int, int]
@@ -67,15 +69,27 @@ class LinearAttention(Backend, ABC):
 
     token_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "g", "beta")
     """Inputs with one row a token: gather, replay and scatter are generic over these."""
+    rules: ClassVar[tuple[str, ...]] = get_args(Rule)
+    """Rules that it serves, as in `Need.rule`."""
+    bitwise: ClassVar[bool] = False
+    """A promise that tests check: a trajectory's outputs have the same bits alone and as a part of any tree."""
+
+    def draw_inputs(self, rows: int, need: Need, draw: torch.Generator) -> dict[str, Tensor]:
+        """Random valid inputs for tests, one tensor [rows, ...] on the host for each of `token_inputs`.
+
+        In the shapes and dtypes in which a model hands them over. These are the delta rules'; a backend of other
+        inputs draws its own.
+        """
+        return delta_inputs(rows, need, draw)
 
     @abstractmethod
     def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor, /) -> RoundOutput:
         """Run N independent sequences, each from its own state.
 
         Args:
-            rows: q, k [T, H, K]; v [T, HV, V]; g log-decay, natural logarithm, at most 0, [T, HV, K] for kda or
-                [T, HV] for gdn; beta in (0, 1), [T, HV]. q and k are normalised already; q is not scaled yet
-                (the call scales it by K ** -0.5).
+            rows: one tensor for each of `token_inputs`. Of the delta rules: q, k [T, H, K]; v [T, HV, V]; g log-decay,
+                natural logarithm, at most 0, [T, HV, K] for kda or [T, HV] for gdn; beta in (0, 1), [T, HV]. q and k
+                are normalised already; q is not scaled yet (the call scales it by K ** -0.5).
             packed: the sequences and the states that are requested.
             initial_state: [N, HV, K, V], float32 or wider.
 

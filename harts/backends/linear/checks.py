@@ -34,6 +34,8 @@ def why_not(need: Need) -> list[str]:
 def check_call(rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor) -> None:
     """Check one packed call against the contract of `LinearAttention.call`; what is in `packed` only once.
 
+    Shapes of q, k, g and beta are the delta rules'; of other inputs only the number of rows is checked.
+
     Raises:
         ValueError: the first fault, with sequence and numbers.
     """
@@ -44,6 +46,8 @@ def check_call(rows: dict[str, Tensor], packed: PackedCall, initial_state: Tenso
     wanted = (sequences, rows["v"].shape[1], rows["k"].shape[2], rows["v"].shape[2])
     if tuple(initial_state.shape) != wanted:
         raise ValueError(f"initial_state: has shape {tuple(initial_state.shape)}, needed is {wanted}")
+    if wide_dtype(initial_state) != initial_state.dtype:
+        raise ValueError(f"initial_state: is {initial_state.dtype}, needed is float32 or wider")
 
 
 def _check_packed(packed: PackedCall) -> tuple[int, int]:
@@ -77,14 +81,12 @@ def _check_rows(rows: dict[str, Tensor]) -> int:
     if value_heads % heads:
         raise ValueError(f"v: has {value_heads} heads, not a multiple of the {heads} of k")
     gates: list[tuple[int, ...]] = [(total, value_heads), (total, value_heads, key_dim)]
-    allowed: dict[str, list[tuple[int, ...]]] = {
-        "q": [(total, heads, key_dim)],
-        "k": [(total, heads, key_dim)],
-        "g": gates,
-        "beta": gates[:1],
-    }
-    for name, shapes in allowed.items():
-        shape = tuple(rows[name].shape)
-        if shape not in shapes:
-            raise ValueError(f"{name}: has shape {shape}, needed is {' or '.join(map(str, shapes))}")
+    keys: list[tuple[int, ...]] = [(total, heads, key_dim)]
+    allowed = {"q": keys, "k": keys, "g": gates, "beta": gates[:1]}
+    for name, x in rows.items():
+        shape = tuple(x.shape)
+        if name in allowed and shape not in allowed[name]:
+            raise ValueError(f"{name}: has shape {shape}, needed is {' or '.join(map(str, allowed[name]))}")
+        if len(x) != total:
+            raise ValueError(f"{name}: has {len(x)} rows, v has {total}")
     return total

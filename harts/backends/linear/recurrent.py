@@ -19,6 +19,8 @@ from harts.backends.plan_tensors import PackedCall
 class Recurrent(LinearAttention):
     """S = Diag(exp g) S; S += beta k (v - k^T S)^T; o = S^T q K^-1/2. Any floating dtype, kda and gdn, autograd."""
 
+    bitwise = True
+
     def why_not(self, need: Need) -> list[str]:
         """Every reason why this backend cannot serve `need`; empty if it can."""
         return why_not(need)
