@@ -19,7 +19,7 @@ from harts.backends.plan_tensors import AttentionViews, PackedCall, PlanTensors
 from harts.schema import StageConfig
 
 Rule = Literal["kda", "gdn"]
-"""Delta rules of the reference model: `kda` decays each key channel by its own gate [T, HV, K], `gdn` all of a head by one [T, HV]."""
+"""Of the reference model: `kda` decays each key channel by its own gate [T, HV, K], `gdn` a head by one [T, HV]."""
 
 
 @dataclass(frozen=True)

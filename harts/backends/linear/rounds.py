@@ -34,7 +34,7 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     Raises:
         ValueError: an input is missing, unknown, or has another number of rows than the plan.
     """
-    _check(backend, inputs, plan)
+    check_inputs(backend, inputs, plan)
     key_dim, (value_heads, value_dim) = inputs["k"].shape[-1], inputs["v"].shape[1:]
     sizes = [len(each.gather) for each in plan.rounds]
     gather = torch.cat([each.gather for each in plan.rounds])
@@ -55,7 +55,12 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     return torch.cat([*outputs, padding])
 
 
-def _check(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTensors) -> None:
+def check_inputs(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTensors) -> None:
+    """Check the arguments of `LinearAttention.mix`.
+
+    Raises:
+        ValueError: an input is missing, unknown, or has another number of rows than the plan.
+    """
     if set(inputs) != set(backend.token_inputs):
         raise ValueError(f"inputs: got {', '.join(sorted(inputs))}; needed are {', '.join(backend.token_inputs)}")
     for name, x in inputs.items():
