@@ -36,7 +36,7 @@ def test_outputs_states_and_gradients_are_those_of_each_sequence_alone(subject: 
     rows, initial = subject.leaves(sum(lengths)), subject.states(len(lengths))
     leaves, states = {**rows, "initial_state": initial}, boundaries(lengths, chunk)
     found = run(leaves, *subject.call(rows, initial, lengths, states))
-    plain = run(leaves, *subject.apart(rows, initial, lengths, states))
+    plain = run(leaves, *subject.uncut(rows, initial, lengths, states))
     exact = run(leaves, *subject.exact().apart(rows, initial, lengths, states))
     subject.check([found], [plain], [exact], FEW)
 
@@ -52,7 +52,7 @@ def test_no_requested_state_is_an_empty_tensor_and_changes_no_output(subject: Su
     output, states = subject.call(rows, initial, [13, 7])
     assert len(states) == 0
     exact = run(rows, subject.exact().apart(rows, initial, [13, 7])[0])
-    subject.check([run(rows, output)], [run(rows, subject.apart(rows, initial, [13, 7])[0])], [exact], FEW)
+    subject.check([run(rows, output)], [run(rows, subject.uncut(rows, initial, [13, 7])[0])], [exact], FEW)
 
 
 def consumed(subject: Subject, rows: Leaves, initial: torch.Tensor, uninterrupted: bool) -> Run:
@@ -165,5 +165,5 @@ def test_what_is_not_refused_is_served(subject: Subject, change: dict[str, objec
     lengths = [need.chunk_size + 2, 1]
     rows, initial = asked.leaves(sum(lengths)), asked.states(2)
     states = boundaries(lengths, need.chunk_size)
-    found, plain = (run(rows, *way(rows, initial, lengths, states)) for way in (asked.call, asked.apart))
+    found, plain = (run(rows, *way(rows, initial, lengths, states)) for way in (asked.call, asked.uncut))
     asked.check([found], [plain], [run(rows, *asked.exact().apart(rows, initial, lengths, states))], FEW)

@@ -29,10 +29,16 @@ def tree_runs(subject: Subject, leaves: Leaves, layout: CompactLayout) -> list[R
 
 
 def alone(subject: Subject, leaves: Leaves, layout: CompactLayout) -> list[Tensor]:
-    """Outputs of each trajectory, in the layout's order; gradients of shared rows are summed as training would."""
-    wide = torch.promote_types(subject.need.dtype, torch.float32)
-    leaves = {name: x.to(wide) for name, x in leaves.items()}
+    """Outputs of each trajectory in a call of its own, in the layout's order."""
     return [along(subject, leaves, rows) for rows in rows_of(layout).split(layout.plan.tree.columns.length.tolist())]
+
+
+def together(subject: Subject, leaves: Leaves, layout: CompactLayout) -> Tensor:
+    """The same in one call, as trajectory-wise training runs it: gradients of shared rows are summed in float32."""
+    wide = torch.promote_types(subject.need.dtype, torch.float32)
+    rows, lengths = rows_of(layout), layout.plan.tree.columns.length.tolist()
+    zero = torch.zeros(len(lengths), subject.need.linear_heads[1], *subject.need.linear_head_dims, dtype=torch.float64)
+    return subject.call({name: x.to(wide)[rows] for name, x in leaves.items()}, zero, lengths)[0]
 
 
 def along(subject: Subject, leaves: Leaves, rows: Tensor) -> Tensor:
@@ -47,7 +53,7 @@ def check_forests(subject: Subject, several: list[Paths], allowed: float = 1.1) 
         layout = layout_of(paths, subject.need.chunk_size)
         leaves = subject.leaves(layout.rows, seed)
         ours.append(tree_runs(subject, leaves, layout))
-        plain.append(run(leaves, torch.cat(alone(subject, leaves, layout))))
+        plain.append(run(leaves, together(subject, leaves, layout)))
         exact.append(run(leaves, torch.cat(alone(subject.exact(), leaves, layout))))
     for found in zip(*ours, strict=True):
         subject.check(found, plain, exact, allowed)
