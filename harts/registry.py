@@ -45,6 +45,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "linear_attention": {
         "naive": "harts.backends.linear.naive:Naive",
         "recurrent": "harts.backends.linear.recurrent:Recurrent",
+        "kda": "harts.backends.linear.kda:Kda",
+        "gdn": "harts.backends.linear.gdn:Gdn",
     },
     "full_attention": {"sdpa": "harts.backends.full.sdpa:Sdpa"},
     "models": {"reference": "harts.backends.model.reference:Reference"},

@@ -1,0 +1,133 @@
+"""The delta rule over all rounds of a plan as one differentiable operator.
+
+Everything in a chunk but the state recurrence is independent of the state: it runs once for all rounds. The recurrence
+is one launch as well, in which sequences wait for the states that they start from. The backward pass computes the
+states again, without waiting, because every state that a sequence starts from is in the bank. The host never waits.
+
+Shape suffixes: R compact rows, X head rows, S slots of the bank, HV value heads, K and V head dims.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from harts.backends.linear.tree.grid import Grid, Inputs
+from harts.backends.linear.tree.row_kernels import settle_rows_kernel
+from harts.backends.linear.tree.rule import Backward, Kept, Rule
+from harts.backends.linear.tree.schedule import Schedule, Settlement
+from harts.backends.linear.tree.states import Recurrence
+
+BLOCK = 1024
+"""Channels of a row that one program of `settle_rows_kernel` handles."""
+
+
+def tree_delta_rule(rule: Rule, schedule: Schedule, x: Inputs, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a delta rule over the rows of one execution.
+
+    Args:
+        rule: chunk-parallel work.
+        schedule: the execution.
+        x: R rows, contiguous; q and k normalised.
+        given: states from outside, float32 [given, HV, K, V].
+
+    Returns:
+        Outputs [R, HV, V] in the dtype of v, zeros on rows past those of the schedule; and the bank of all states,
+        float32 [S, HV, K, V]: the given ones, then the produced ones. Differentiable in the inputs and in `given`;
+        gradients of the bank's states flow into the recurrence that produced them.
+    """
+    output, bank = _TreeDeltaRule.apply(rule, schedule, *x, given)  # type: ignore[no-untyped-call]
+    return output, bank
+
+
+class _Side(NamedTuple):
+    """One buffer of rows, its chunks, and what the forward pass keeps of it: leading arguments of a rule's work."""
+
+    x: Inputs
+    kept: Kept
+    grid: Grid
+
+
+class _TreeDeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rule: Rule, schedule: Schedule, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        x, given = Inputs(*tensors[:5]), tensors[5]
+        bank = given.new_empty(schedule.slots, *given.shape[1:])
+        bank[: schedule.given] = given
+        sides = [_Side(x, rule.keep(x, schedule.body), schedule.body)]
+        if schedule.heads is not None:
+            head = Inputs(*(each.index_select(0, schedule.heads.row) for each in x))
+            sides.append(_Side(head, rule.keep(head, schedule.heads.grid), schedule.heads.grid))
+        rows = [rule.state_rows(*side, with_q=False) for side in sides]
+        walk = Recurrence(rule, schedule, rows, [side.kept.g for side in sides])
+        walk.forward(bank, write=True)
+        outputs = [
+            rule.outputs(*side, states, errors)
+            for side, states, errors in zip(sides, walk.states, walk.errors, strict=True)
+        ]
+        if schedule.heads is not None:
+            _settle(outputs[0], outputs[1], schedule.heads.outputs)
+        outputs[0][schedule.body.rows :] = 0.0
+        ctx.rule, ctx.schedule = rule, schedule
+        ctx.save_for_backward(bank, *(tensor for side in sides for tensor in (*side.x, *side.kept)))
+        return outputs[0], bank
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        rule, schedule = ctx.rule, ctx.schedule
+        bank, *saved = ctx.saved_tensors
+        sides = _sides(schedule, saved)
+        dos = _output_gradients(schedule, grads[0], sides[0].x.v)
+        dbank = None if grads[1] is None else grads[1].contiguous()
+        rows = [rule.state_rows(*side, with_q=True) for side in sides]
+        walk = Recurrence(rule, schedule, rows, [side.kept.g for side in sides])
+        walk.forward(bank, write=False)
+        local = [
+            rule.error_gradients(*side, errors, do) for side, errors, do in zip(sides, walk.errors, dos, strict=True)
+        ]
+        dstates, dsource = walk.backward(dbank, dos, [de for de, _ in local])
+        found = []
+        for i, side in enumerate(sides):
+            back = Backward(rows[i].w, walk.errors[i], walk.states[i], dstates[i], dos[i], *local[i])
+            # heads are summed into their rows: in float32
+            found.append(rule.input_gradients(*side, back, torch.float32 if i else side.x.v.dtype))
+        if schedule.heads is not None:
+            for body, head in zip(*found, strict=True):
+                _settle(body, head, schedule.heads.gradients)
+        dgiven = dsource[: schedule.given] if dbank is None else dsource[: schedule.given] + dbank[: schedule.given]
+        return None, None, *_to_inputs(found[0], sides[0].x, schedule.body.rows), dgiven
+
+
+def _sides(schedule: Schedule, saved: list[Tensor]) -> list[_Side]:
+    width = len(Inputs._fields) + len(Kept._fields)
+    grids = [schedule.body, *([schedule.heads.grid] if schedule.heads is not None else [])]
+    parts = [saved[i * width : (i + 1) * width] for i in range(len(grids))]
+    return [_Side(Inputs(*part[:5]), Kept(*part[5:]), grid) for part, grid in zip(parts, grids, strict=True)]
+
+
+def _output_gradients(schedule: Schedule, do: Tensor | None, v: Tensor) -> list[Tensor]:
+    """Gradients of the outputs of each buffer; nobody sees the outputs of replay rows."""
+    body = torch.zeros_like(v) if do is None else do.contiguous()
+    if schedule.heads is None:
+        return [body]
+    return [body, body.index_select(0, schedule.heads.row).masked_fill_(schedule.heads.replayed, 0.0)]
+
+
+def _settle(body: Tensor, head: Tensor, where: Settlement) -> None:
+    size = body[0].numel()
+    settle_rows_kernel[(len(where.row) * triton.cdiv(size, BLOCK),)](body, head, *where, SIZE=size, BLOCK=BLOCK)
+
+
+def _to_inputs(gradients: Inputs, x: Inputs, rows: int) -> tuple[Tensor, ...]:
+    """Sum the value heads of each head of q and k, zero the padding, and round to the inputs' dtypes."""
+    found = []
+    for gradient, each in zip(gradients, x, strict=True):
+        grouped = gradient.shape != each.shape
+        summed = gradient.view(*each.shape[:2], -1, each.shape[2]).sum(2) if grouped else gradient
+        summed[rows:] = 0.0
+        found.append(summed.to(each.dtype))
+    return tuple(found)

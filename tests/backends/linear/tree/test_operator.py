@@ -1,0 +1,121 @@
+"""KDA and GDN on whole microbatches, in both executions, against float64 and against trajectories by themselves."""
+
+import pytest
+import torch
+
+from tests.backends.linear.tree.cases import (
+    BOUNDARIES,
+    FORKS,
+    Result,
+    Shape,
+    as_given,
+    backend,
+    exact,
+    layout_of,
+    layout_of_spec,
+    plan_of,
+    random_inputs,
+    run,
+)
+from tests.forests import Spec, paths_of
+
+PRECISION = {"cpu": (torch.float32, 3e-6), "cuda": (torch.bfloat16, 1e-2)}
+"""Dtype of rows, and the relative error of outputs and gradients."""
+HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}
+KDA_SAFE = ("kda", {"safe_gate": True})
+GDN = ("gdn", {})
+RULES = [KDA_SAFE, GDN]
+
+
+def half_result(rule: str, config: dict[str, object], spec: Spec, device: str) -> Result:
+    layout = layout_of_spec(spec)
+    inputs = as_given(random_inputs(layout.rows, rule, Shape(1, 1, 16, 16)), HALF[device], device)
+    return run(backend(rule, **config), inputs, plan_of(layout, device))
+
+
+@pytest.mark.parametrize("execution", ["fused", "rounds"])
+@pytest.mark.parametrize(("rule", "config"), RULES, ids=str)
+def test_outputs_and_gradients_equal_the_oracle(rule, config, execution, device):
+    layout = layout_of_spec(FORKS, row_multiple=64)
+    inputs = as_given(random_inputs(len(layout.input_ids), rule, Shape()), PRECISION[device][0], device)
+    found = run(backend(rule, execution=execution, **config), inputs, plan_of(layout, device))
+    errors = found.errors(exact(inputs, layout))
+    assert max(errors.values()) < PRECISION[device][1], errors
+    assert not found.output[layout.rows :].any()
+    assert not any(x[layout.rows :].any() for x in found.gradients.values())
+
+
+def test_gates_without_a_bound_equal_the_oracle(device):
+    layout = layout_of_spec([(-1, 70), (0, 3), (0, 9)])
+    inputs = as_given(random_inputs(layout.rows, "kda", Shape(key_dim=16)), PRECISION[device][0], device)
+    found = run(backend("kda"), inputs, plan_of(layout, device))
+    errors = found.errors(exact(inputs, layout))
+    assert max(errors.values()) < PRECISION[device][1], errors
+
+
+@pytest.mark.parametrize("spec", [FORKS, BOUNDARIES], ids=["forks", "boundaries"])
+@pytest.mark.parametrize(("rule", "config"), RULES, ids=str)
+def test_outputs_have_the_bits_of_each_trajectory_by_itself(rule, config, spec, device):
+    trajectories = paths_of(spec)
+    layout, shape = layout_of(trajectories), Shape(1, 1, 16, 16)
+    inputs = as_given(random_inputs(layout.rows, rule, shape), HALF[device], device)
+    operator = backend(rule, **config)
+    with torch.no_grad():
+        ours = operator.mix(inputs, plan_of(layout, device))
+        rows = torch.from_numpy(layout.semantic_map.rows()).to(device)
+        flat = layout_of(trajectories, flat=True)
+        alone = operator.mix({name: x[rows] for name, x in inputs.items()}, plan_of(flat, device))
+    theirs = torch.empty_like(alone)
+    theirs[torch.from_numpy(flat.semantic_map.rows()).to(device)] = alone
+    assert torch.equal(ours[rows], theirs)
+
+
+@pytest.mark.parametrize(("rule", "config"), RULES, ids=str)
+def test_both_executions_have_the_same_output_bits_and_each_repeats_its_own(rule, config, device):
+    fused = half_result(rule, config, BOUNDARIES, device)
+    assert fused.same_bits(half_result(rule, config, BOUNDARIES, device))
+    rounds = half_result(rule, {"execution": "rounds", **config}, BOUNDARIES, device)
+    assert torch.equal(fused.output, rounds.output)
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 4, 24, 40), Shape(1, 1, 96, 16), Shape(1, 1, 16, 192)], ids=str)
+@pytest.mark.parametrize(("rule", "config"), RULES, ids=str)
+def test_head_dims_that_do_not_fill_blocks(rule, config, shape, device):
+    layout = layout_of_spec([(-1, 67), (0, 2), (0, 62)])
+    inputs = as_given(random_inputs(layout.rows, rule, shape), PRECISION[device][0], device)
+    errors = run(backend(rule, **config), inputs, plan_of(layout, device)).errors(exact(inputs, layout))
+    assert max(errors.values()) < PRECISION[device][1], errors
+
+
+def test_a_tree_sees_nothing_of_another_and_gets_no_gradient_from_it(device):
+    first, second = paths_of([(-1, 70), (0, 3), (0, 9)]), [[30 + i for i in range(20)]]
+    layout = layout_of([*first, *second])
+    inputs = as_given(random_inputs(layout.rows, "gdn", Shape()), PRECISION[device][0], device)
+    output = backend("gdn").mix(inputs, plan_of(layout, device))
+    rows = torch.from_numpy(layout.semantic_map.rows()).to(device)
+    of_second = rows[-20:]
+    gradients = torch.autograd.grad(output[of_second].square().sum(), list(inputs.values()))
+    others = torch.ones(layout.rows, dtype=torch.bool, device=device)
+    others[of_second] = False
+    for gradient in gradients:
+        assert not gradient[others].any()
+        assert gradient[of_second].any()
+
+
+def test_poison_in_padding_rows_reaches_nothing(device):
+    layout = layout_of_spec([(-1, 70), (0, 3), (0, 9)], row_multiple=64)
+    assert layout.rows < len(layout.input_ids)
+    clean = random_inputs(len(layout.input_ids), "gdn", Shape())
+    poisoned = {name: x.clone() for name, x in clean.items()}
+    for x in poisoned.values():
+        x[layout.rows :] = torch.nan
+    plan = plan_of(layout, device)
+    found = [run(backend("gdn"), as_given(each, PRECISION[device][0], device), plan) for each in (clean, poisoned)]
+    assert found[0].same_bits(found[1])
+
+
+def test_many_one_token_branches(device):
+    layout = layout_of_spec([(-1, 65), *[(0, 1)] * (40 if device == "cpu" else 5000)])
+    inputs = as_given(random_inputs(layout.rows, "gdn", Shape(1, 1, 16, 16)), PRECISION[device][0], device)
+    errors = run(backend("gdn"), inputs, plan_of(layout, device)).errors(exact(inputs, layout))
+    assert max(errors.values()) < PRECISION[device][1], errors
