@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.linear.dtypes import wide_dtype
+from harts.backends.linear.replay import gather_rows
 from harts.backends.plan_tensors import PlanTensors
 
 if TYPE_CHECKING:  # the class runs its rounds with this module
@@ -37,8 +38,7 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     check_inputs(backend, inputs, plan)
     key_dim, (value_heads, value_dim) = inputs["k"].shape[-1], inputs["v"].shape[1:]
     sizes = [len(each.gather) for each in plan.rounds]
-    gather = torch.cat([each.gather for each in plan.rounds])
-    packed = {name: x.index_select(0, gather).split_with_sizes(sizes) for name, x in inputs.items()}
+    packed = {name: gather_rows(x, plan).split_with_sizes(sizes) for name, x in inputs.items()}
     zero = inputs["v"].new_zeros(value_heads, key_dim, value_dim, dtype=wide_dtype(*inputs.values()))
     bank: dict[int, Tensor] = {-1: zero}
     outputs = []

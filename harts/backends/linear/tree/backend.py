@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
 from harts.backends.linear.checks import check_call
+from harts.backends.linear.rounds import check_inputs
 from harts.backends.linear.tree.executions import CallExecution, call_execution, fused_schedule
 from harts.backends.linear.tree.grid import CHUNK, Inputs
 from harts.backends.linear.tree.launch import Launcher, configs_for
@@ -89,6 +90,7 @@ class TreeBackend(LinearAttention):
         """Linear attention over the compact rows of one microbatch; see `LinearAttention.mix`."""
         if self.config.execution == "rounds":
             return super().mix(inputs, plan)
+        check_inputs(self, inputs, plan)
         x = self._inputs(inputs)
         rule = self._rule_of(x)
         device = x.v.device

@@ -12,17 +12,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from harts.backends.linear.tree.grid import Grid, Inputs
-from harts.backends.linear.tree.row_kernels import settle_rows_kernel
 from harts.backends.linear.tree.rule import Backward, Kept, Rule
-from harts.backends.linear.tree.schedule import Schedule, Settlement
+from harts.backends.linear.tree.schedule import Schedule
+from harts.backends.linear.tree.settle import settle_rows
 from harts.backends.linear.tree.states import Recurrence
-
-BLOCK = 1024
-"""Channels of a row that one program of `settle_rows_kernel` handles."""
 
 
 def tree_delta_rule(rule: Rule, schedule: Schedule, x: Inputs, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +66,7 @@ class _TreeDeltaRule(torch.autograd.Function):
             for side, states, errors in zip(sides, walk.states, walk.errors, strict=True)
         ]
         if schedule.heads is not None:
-            _settle(outputs[0], outputs[1], schedule.heads.outputs)
+            settle_rows(outputs[0], outputs[1], *schedule.heads.outputs)
         outputs[0][schedule.body.rows :] = 0.0
         ctx.rule, ctx.schedule = rule, schedule
         ctx.save_for_backward(bank, *(tensor for side in sides for tensor in (*side.x, *side.kept)))
@@ -97,7 +93,7 @@ class _TreeDeltaRule(torch.autograd.Function):
             found.append(rule.input_gradients(*side, back, torch.float32 if i else side.x.v.dtype))
         if schedule.heads is not None:
             for body, head in zip(*found, strict=True):
-                _settle(body, head, schedule.heads.gradients)
+                settle_rows(body, head, *schedule.heads.gradients)
         dgiven = dsource[: schedule.given] if dbank is None else dsource[: schedule.given] + dbank[: schedule.given]
         return None, None, *_to_inputs(found[0], sides[0].x, schedule.body.rows), dgiven
 
@@ -115,11 +111,6 @@ def _output_gradients(schedule: Schedule, do: Tensor | None, v: Tensor) -> list[
     if schedule.heads is None:
         return [body]
     return [body, body.index_select(0, schedule.heads.row).masked_fill_(schedule.heads.replayed, 0.0)]
-
-
-def _settle(body: Tensor, head: Tensor, where: Settlement) -> None:
-    size = body[0].numel()
-    settle_rows_kernel[(len(where.row) * triton.cdiv(size, BLOCK),)](body, head, *where, SIZE=size, BLOCK=BLOCK)
 
 
 def _to_inputs(gradients: Inputs, x: Inputs, rows: int) -> tuple[Tensor, ...]:
