@@ -1,5 +1,7 @@
 """Packed calls as executions: states from outside, and the states that are asked for."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 
@@ -18,7 +20,7 @@ def check(*states: tuple[int, int]) -> int:
     execution = call_execution(packed_call(CHUNK, bounds, states), HOST)
     given = [[-1 - sequence] for sequence in range(len(LENGTHS))]
     found = walk(execution.schedule, given)
-    rows = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    rows = [list(range(a, b)) for a, b in pairwise(bounds)]
     for sequence, mine in enumerate(rows):
         for place, row in enumerate(mine):
             assert found.path[row] == given[sequence] + mine[: place + 1]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,10 +76,7 @@ def test_a_span_ends_where_the_head_does_where_a_state_is_asked_for_and_after_51
     )
     schedule = build_schedule(sequences, HOST)
     bounds = [0, 40, 512, 1024, 1101]
-    first = [
-        [0, a * CHUNK, min(b * CHUNK, 1100 * CHUNK + 5), a, 0 if b == 40 else -1]
-        for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    first = [[0, a * CHUNK, min(b * CHUNK, 1100 * CHUNK + 5), a, 0 if b == 40 else -1] for a, b in pairwise(bounds)]
     # 60 replay rows and 4 own ones, then 16 own rows where they are
     second = [[1, 0, 64, 0, -1], [0, 1100 * CHUNK + 9, 1100 * CHUNK + 25, 1101, -1]]
     assert schedule.spans.tolist() == [*first, *second]

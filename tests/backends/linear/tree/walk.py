@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ def bounds_of_chunks(grid: Grid) -> dict[int, tuple[int, int]]:
     assert bounds[0] == 0
     assert bounds[-1] == grid.rows
     assert len(bounds) == grid.runs + 1
-    assert all(a < b for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a < b for a, b in pairwise(bounds))
     found = {}
     for number, (run, chunk) in enumerate(grid.chunk_indices.tolist()):
         begin = bounds[run] + chunk * CHUNK
@@ -125,4 +126,4 @@ def check_settlements(schedule: Schedule) -> None:
 def replays_of(where: Settlement) -> list[list[int]]:
     bounds, source = where.offset.tolist(), where.source.tolist()
     assert (bounds[0], bounds[-1]) == (0, len(source))
-    return [source[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [source[a:b] for a, b in pairwise(bounds)]
