@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -46,6 +47,9 @@ class TreeBackend(LinearAttention):
     Config = TreeConfig
     config: TreeConfig
     bitwise: ClassVar[bool] = True
+    launchers: Callable[[tuple[int, int]], Launcher] | None = None
+    """Makes the launcher for head dims (K, V) in place of that of the pinned configurations: for checks, which watch
+    every launch, and for tuning, which varies them."""
 
     @abstractmethod
     def _chunks(self, launcher: Launcher) -> Rule:
@@ -80,6 +84,8 @@ class TreeBackend(LinearAttention):
             return [] if interpreted() else [f"its kernels need a CUDA device, the pipeline runs on {need.device}"]
         if not torch.cuda.is_available():
             return ["its kernels need a CUDA device, torch finds none"]
+        if self.launchers is not None:
+            return []
         try:
             configs_for(device, self.config.kernel_configs)
         except ConfigError as error:
@@ -115,8 +121,10 @@ class TreeBackend(LinearAttention):
         return Inputs(*(inputs[name].contiguous() for name in Inputs._fields))
 
     def _rule_of(self, x: Inputs) -> Rule:
-        configs = configs_for(x.v.device, self.config.kernel_configs)
-        return self._chunks(Launcher(configs, (x.k.shape[-1], x.v.shape[-1])))
+        head_dims = x.k.shape[-1], x.v.shape[-1]
+        if self.launchers is not None:
+            return self._chunks(self.launchers(head_dims))
+        return self._chunks(Launcher(configs_for(x.v.device, self.config.kernel_configs), head_dims))
 
 
 def _no_states(x: Inputs) -> Tensor:
