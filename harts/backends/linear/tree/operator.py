@@ -18,10 +18,12 @@ from harts.backends.linear.tree.grid import Grid, Inputs
 from harts.backends.linear.tree.rule import Backward, Kept, Rule
 from harts.backends.linear.tree.schedule import Schedule
 from harts.backends.linear.tree.settle import settle_rows
-from harts.backends.linear.tree.states import Recurrence
+from harts.backends.linear.tree.states import Recurrence, Walked
 
 
-def tree_delta_rule(rule: Rule, schedule: Schedule, x: Inputs, given: Tensor) -> tuple[Tensor, Tensor]:
+def tree_delta_rule(
+    rule: Rule, schedule: Schedule, x: Inputs, given: Tensor, *, keep_states: bool = False
+) -> tuple[Tensor, Tensor]:
     """Run a delta rule over the rows of one execution.
 
     Args:
@@ -29,13 +31,14 @@ def tree_delta_rule(rule: Rule, schedule: Schedule, x: Inputs, given: Tensor) ->
         schedule: the execution.
         x: R rows, contiguous; q and k normalised.
         given: states from outside, float32 [given, HV, K, V].
+        keep_states: keep the state before each chunk, and the errors, for the backward pass instead of walking again.
 
     Returns:
         Outputs [R, HV, V] in the dtype of v, zeros on rows past those of the schedule; and the bank of all states,
         float32 [S, HV, K, V]: the given ones, then the produced ones. Differentiable in the inputs and in `given`;
         gradients of the bank's states flow into the recurrence that produced them.
     """
-    output, bank = _TreeDeltaRule.apply(rule, schedule, *x, given)  # type: ignore[no-untyped-call]
+    output, bank = _TreeDeltaRule.apply(rule, schedule, keep_states, *x, given)  # type: ignore[no-untyped-call]
     return output, bank
 
 
@@ -49,7 +52,7 @@ class _Side(NamedTuple):
 
 class _TreeDeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rule: Rule, schedule: Schedule, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, rule: Rule, schedule: Schedule, keep_states: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         x, given = Inputs(*tensors[:5]), tensors[5]
         bank = given.new_empty(schedule.slots, *given.shape[1:])
@@ -62,47 +65,57 @@ class _TreeDeltaRule(torch.autograd.Function):
         walk = Recurrence(rule, schedule, rows, [side.kept.g for side in sides])
         walk.forward(bank, write=True)
         outputs = [
-            rule.outputs(*side, states, errors)
-            for side, states, errors in zip(sides, walk.states, walk.errors, strict=True)
+            rule.outputs(*side, walked.states, walked.errors) for side, walked in zip(sides, walk.walked, strict=True)
         ]
         if schedule.heads is not None:
             settle_rows(outputs[0], outputs[1], *schedule.heads.outputs)
         outputs[0][schedule.body.rows :] = 0.0
-        ctx.rule, ctx.schedule = rule, schedule
-        ctx.save_for_backward(bank, *(tensor for side in sides for tensor in (*side.x, *side.kept)))
+        ctx.rule, ctx.schedule, ctx.keep_states = rule, schedule, keep_states
+        kept = [
+            (*side.x, *side.kept, *(walked if keep_states else ()))
+            for side, walked in zip(sides, walk.walked, strict=True)
+        ]
+        ctx.save_for_backward(bank, *(tensor for each in kept for tensor in each))
         return outputs[0], bank
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         rule, schedule = ctx.rule, ctx.schedule
         bank, *saved = ctx.saved_tensors
-        sides = _sides(schedule, saved)
+        sides, kept = _sides(schedule, saved)
         dos = _output_gradients(schedule, grads[0], sides[0].x.v)
         dbank = None if grads[1] is None else grads[1].contiguous()
         rows = [rule.state_rows(*side, with_q=True) for side in sides]
-        walk = Recurrence(rule, schedule, rows, [side.kept.g for side in sides])
-        walk.forward(bank, write=False)
+        walk = Recurrence(rule, schedule, rows, [side.kept.g for side in sides], kept if ctx.keep_states else None)
+        if not ctx.keep_states:
+            walk.forward(bank, write=False)
         local = [
-            rule.error_gradients(*side, errors, do) for side, errors, do in zip(sides, walk.errors, dos, strict=True)
+            rule.error_gradients(*side, walked.errors, do)
+            for side, walked, do in zip(sides, walk.walked, dos, strict=True)
         ]
         dstates, dsource = walk.backward(dbank, dos, [de for de, _ in local])
         found = []
         for i, side in enumerate(sides):
-            back = Backward(rows[i].w, walk.errors[i], walk.states[i], dstates[i], dos[i], *local[i])
+            back = Backward(rows[i].w, *walk.walked[i], dstates[i], dos[i], *local[i])
             # heads are summed into their rows: in float32
             found.append(rule.input_gradients(*side, back, torch.float32 if i else side.x.v.dtype))
         if schedule.heads is not None:
             for body, head in zip(*found, strict=True):
                 settle_rows(body, head, *schedule.heads.gradients)
         dgiven = dsource[: schedule.given] if dbank is None else dsource[: schedule.given] + dbank[: schedule.given]
-        return None, None, *_to_inputs(found[0], sides[0].x, schedule.body.rows), dgiven
+        return None, None, None, *_to_inputs(found[0], sides[0].x, schedule.body.rows), dgiven
 
 
-def _sides(schedule: Schedule, saved: list[Tensor]) -> list[_Side]:
-    width = len(Inputs._fields) + len(Kept._fields)
+def _sides(schedule: Schedule, saved: list[Tensor]) -> tuple[list[_Side], list[Walked]]:
+    """The buffers from what was saved, and what the forward walk left of them, if that was kept."""
     grids = [schedule.body, *([schedule.heads.grid] if schedule.heads is not None else [])]
+    width, inputs = len(saved) // len(grids), len(Inputs._fields)
     parts = [saved[i * width : (i + 1) * width] for i in range(len(grids))]
-    return [_Side(Inputs(*part[:5]), Kept(*part[5:]), grid) for part, grid in zip(parts, grids, strict=True)]
+    kept = inputs + len(Kept._fields)
+    sides = [
+        _Side(Inputs(*part[:inputs]), Kept(*part[inputs:kept]), grid) for part, grid in zip(parts, grids, strict=True)
+    ]
+    return sides, [Walked(*part[kept:]) for part in parts if len(part) > kept]
 
 
 def _output_gradients(schedule: Schedule, do: Tensor | None, v: Tensor) -> list[Tensor]:

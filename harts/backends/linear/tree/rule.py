@@ -42,10 +42,10 @@ class Backward(NamedTuple):
 
     w: Tensor
     """What the recurrence read, [T, HV, K]; free to be overwritten."""
-    errors: Tensor
-    """[T, HV, V]."""
     states: Tensor
     """State before each chunk, [chunks, HV, K, V]."""
+    errors: Tensor
+    """[T, HV, V]."""
     dstates: Tensor
     """Gradient of the state after each chunk, [chunks, HV, K, V]."""
     do: Tensor

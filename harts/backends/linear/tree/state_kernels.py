@@ -233,7 +233,9 @@ def backward_states_kernel(
             else:
                 b_dstate *= tl.exp2(b_last)[:, None]
                 b_last = b_next
-            b_de += b_before
+            b_de -= (
+                -b_before
+            )  # a sum would make it the accumulator of the product, and its load would not be prefetched
             tl.store(p_de + tile_v, b_de.to(de.dtype.element_ty), mask=m_tv)
             b_dstate += tl.dot(b_q, b_do) * scale - tl.dot(b_w, b_de.to(b_w.dtype))
             p_dstates -= HV * K * V

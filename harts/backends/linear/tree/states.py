@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,18 +14,37 @@ from harts.backends.linear.tree.schedule import Schedule
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 
 
+class Walked(NamedTuple):
+    """What a forward walk leaves of one buffer."""
+
+    states: Tensor
+    """State before each chunk, [chunks, HV, K, V]."""
+    errors: Tensor
+    """[T, HV, V]."""
+
+
 class Recurrence:
     """States, errors and their gradients over the body and, if there are any, the heads."""
 
-    def __init__(self, rule: Rule, schedule: Schedule, rows: Sequence[Rows], gates: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        schedule: Schedule,
+        rows: Sequence[Rows],
+        gates: Sequence[Tensor],
+        walked: Sequence[Walked] | None = None,
+    ) -> None:
+        """Of each buffer: what the recurrence reads, its gates, and what a forward walk has left, if it has been."""
         self.rule, self.schedule = rule, schedule
         self.rows, self.gates = rows, gates
         grids = [schedule.body, *([schedule.heads.grid] if schedule.heads else [])]
         value_heads = rows[0].w.shape[1]
         shape = value_heads, rule.key_dim, rule.value_dim
         self.chunk_shapes = [(grid.chunks, *shape) for grid in grids]
-        self.errors = [torch.empty_like(each.u) for each in rows]
-        self.states = [each.w.new_empty(size) for each, size in zip(rows, self.chunk_shapes, strict=True)]
+        self.walked = walked or [
+            Walked(each.w.new_empty(size), torch.empty_like(each.u))
+            for each, size in zip(rows, self.chunk_shapes, strict=True)
+        ]
 
     def forward(self, bank: Tensor, *, write: bool) -> None:
         """Walk all sequences: states before chunks, and errors.
@@ -39,8 +58,8 @@ class Recurrence:
             "u": [each.u for each in self.rows],
             "k": [each.k for each in self.rows],
             "g": self.gates,
-            "errors": self.errors,
-            "states": self.states,
+            "errors": [each.errors for each in self.walked],
+            "states": [each.states for each in self.walked],
         }
         self._launch(
             forward_states_kernel,

@@ -190,8 +190,8 @@ def test_both_walks_equal_the_recurrence_and_its_gradients(scalar, dims, choice,
     wanted = exact(case, outside=True)
     check(
         {
-            "states": (walk.states, wanted.states),
-            "errors": (walk.errors, wanted.errors),
+            "states": ([each.states for each in walk.walked], wanted.states),
+            "errors": ([each.errors for each in walk.walked], wanted.errors),
             "bank": ([bank], [wanted.bank]),
         },
         allowed,
@@ -228,8 +228,8 @@ def test_a_walk_from_a_full_bank_gives_the_same_bits_and_leaves_the_bank(scalar,
     assert torch.equal(bank, full)
     covered = [chunked_rows(case.schedule, side) for side in range(2)]
     for side in range(2):
-        assert torch.equal(first.states[side], again.states[side])
-        assert torch.equal(first.errors[side][covered[side]], again.errors[side][covered[side]])
+        assert torch.equal(first.walked[side].states, again.walked[side].states)
+        assert torch.equal(first.walked[side].errors[covered[side]], again.walked[side].errors[covered[side]])
 
 
 def chunked_rows(schedule: Schedule, side: int) -> Tensor:
