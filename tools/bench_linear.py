@@ -16,6 +16,7 @@ give the same outputs. A workload whose parity does not hold has no times, and t
 
 Timed, all with gradients of q, k, v, g and beta:
   fused, rounds        our operator, and the same with one call a round
+  kept                 our operator with the states of the forward pass kept for the backward pass
   plain                one FLA call on as many rows, packed like the tree's input sequences, nothing shared
   plain_one            the same rows as one sequence
   plain_flat_lengths   the same rows in sequences as long as the mean trajectory
@@ -46,11 +47,11 @@ import torch
 from linear_bench.forests import CHUNK
 from linear_bench.inputs import Shape
 from linear_bench.measure import BASELINES, Settings, measure
-from linear_bench.parity import Limits
+from linear_bench.parity import Limits, Operators
 from linear_bench.tables import text
 from linear_bench.workloads import NAMES
 
-from harts.backends.base import LinearAttention, Need
+from harts.backends.base import Need
 from harts.errors import ConfigError
 from harts.registry import resolve
 
@@ -62,16 +63,16 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("FLA_TENSOR_CACHE_SIZE", "256")
     settings = _settings(given)
     try:
-        fused, rounds = _backends(given)
+        operators = _operators(given)
     except ConfigError as error:
         return _refused(str(error))
-    reasons = fused.why_not(_need(settings.shape))
+    reasons = operators.fused.why_not(_need(settings.shape))
     if reasons:
         return _refused("\n".join(reasons))
     told = []
     for name in given.workloads:
         try:
-            told.append(measure(name, fused, rounds, settings))
+            told.append(measure(name, operators, settings))
         except FileNotFoundError as error:
             print(f"{name}: skipped: {error}", file=sys.stderr)
             continue
@@ -135,13 +136,13 @@ def _settings(given: argparse.Namespace) -> Settings:
     )
 
 
-def _backends(given: argparse.Namespace) -> tuple[LinearAttention, LinearAttention | None]:
-    """The operator, and the same running round by round if it can do otherwise."""
+def _operators(given: argparse.Namespace) -> Operators:
     kind = resolve("linear_attention", given.backend or given.rule)
     fields = kind.Config.model_fields
     options: dict[str, Any] = {"safe_gate": given.safe_gate} if "safe_gate" in fields else {}
     rounds = kind(kind.Config(**options, execution="rounds")) if "execution" in fields else None
-    return kind(kind.Config(**options)), rounds
+    kept = kind(kind.Config(**options, keep_states=True)) if "keep_states" in fields else None
+    return Operators(kind(kind.Config(**options)), rounds, kept)
 
 
 def _need(shape: Shape) -> Need:

@@ -14,7 +14,7 @@ from harts.backends.plan_tensors import build_plan_tensors
 from linear_bench.candidates import Candidate, Problem, depth, expand, flat, operator, plain
 from linear_bench.fla_call import fla_call
 from linear_bench.inputs import Shape, leaves, upstream
-from linear_bench.parity import Limits, Parity, check
+from linear_bench.parity import Limits, Operators, Parity, check
 from linear_bench.projections import projections
 from linear_bench.requirements import ratios, requirements
 from linear_bench.timing import peak_bytes, time_all
@@ -40,7 +40,7 @@ class Settings(NamedTuple):
     scale: float
 
 
-def measure(name: str, fused: LinearAttention, rounds: LinearAttention | None, settings: Settings) -> dict[str, Any]:
+def measure(name: str, operators: Operators, settings: Settings) -> dict[str, Any]:
     """Figures of one workload; without times and memory where parity does not hold.
 
     Raises:
@@ -48,13 +48,13 @@ def measure(name: str, fused: LinearAttention, rounds: LinearAttention | None, s
     """
     planned = workload(name, settings.shared, settings.seed, settings.scale)
     problem = _problem(planned, settings)
-    parity = check(problem, fused, rounds, settings.limits, settings.seed + 2)
+    parity = check(problem, operators, settings.limits, settings.seed + 2)
     told = {"workload": name, "plan": planned.figures(), "parity": parity._asdict()}
     if parity.faults:
         return told
     _free(settings.shape)
-    candidates = _candidates(problem, fused, rounds, settings)
-    differences = {each.name: _difference(each, problem, fused) for each in candidates}
+    candidates = _candidates(problem, operators, settings)
+    differences = {each.name: _difference(each, problem, operators.fused) for each in candidates}
     faults = [f"{each}: outputs differ from ours by {x:.2e}" for each, x in differences.items() if not x <= SAME]
     if faults:
         return told | {"parity": Parity(faults, parity.errors)._asdict()}
@@ -81,12 +81,8 @@ def _problem(planned: Workload, settings: Settings) -> Problem:
     )
 
 
-def _candidates(
-    problem: Problem, fused: LinearAttention, rounds: LinearAttention | None, settings: Settings
-) -> list[Candidate]:
-    found = [operator(problem, "fused", fused)]
-    if rounds is not None:
-        found.append(operator(problem, "rounds", rounds))
+def _candidates(problem: Problem, operators: Operators, settings: Settings) -> list[Candidate]:
+    found = [operator(problem, name, each) for name, each in operators._asdict().items() if each is not None]
     if settings.baselines:
         call = fla_call(settings.shape.rule, settings.safe_gate)
         made = {"expand": expand, "depth": depth, "flat": flat}
@@ -116,7 +112,9 @@ def _memory(candidates: list[Candidate], problem: Problem) -> dict[str, int]:
     shape = problem.shape
     found = {"bank": problem.plan.num_states * shape.value_heads * shape.key_dim * shape.value_dim * 4}
     if torch.device(shape.device).type == "cuda":
-        found |= {each.name: peak_bytes(each) for each in candidates if each.name in {"fused", "rounds", "plain"}}
+        found |= {
+            each.name: peak_bytes(each) for each in candidates if each.name in {"fused", "rounds", "kept", "plain"}
+        }
     return found
 
 

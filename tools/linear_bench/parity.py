@@ -22,9 +22,7 @@ from linear_bench.trajectories import Group
 NAMES = ("o", "q", "k", "v", "g", "beta")
 """Of errors: the output, and the gradient of each input."""
 SLACK = 1.1
-"""Largest error of the tree over that of trajectory-wise runs."""
-ROUNDS_SLACK = 2.0
-"""The same of the plan's rounds run one by one, which round each consumer's part of a gradient by itself."""
+"""Largest error of the tree, run at once or round by round, over that of trajectory-wise runs."""
 
 Results = dict[str, Tensor]
 """By `NAMES`."""
@@ -57,28 +55,39 @@ def with_sums(problem: Problem, seed: int) -> tuple[Problem, list[Tensor]]:
     return problem._replace(upstream=total.to(shape.dtype)), each
 
 
-def check(
-    problem: Problem, fused: LinearAttention, rounds: LinearAttention | None, limits: Limits, seed: int
-) -> Parity:
+class Operators(NamedTuple):
+    """The operator, and other ways in which it can run."""
+
+    fused: LinearAttention
+    rounds: LinearAttention | None = None
+    """The plan's rounds one by one."""
+    kept: LinearAttention | None = None
+    """With the forward pass's states kept."""
+
+
+def check(problem: Problem, operators: Operators, limits: Limits, seed: int) -> Parity:
     """Everything that must hold before a time is worth telling.
 
     Args:
         problem: its gradient of the outputs is replaced by one that is a sum over trajectories.
-        fused: the operator.
-        rounds: the same operator, which runs the plan's rounds one by one.
+        operators: what is checked.
         limits: tolerance, and size of the float64 comparison.
         seed: of the gradients.
     """
+    fused, rounds, kept = operators
     problem, each = with_sums(problem, seed)
     tree = results(fused, problem.leaves, problem.plan, problem.upstream)
     faults = [f"{name}: not finite" for name in NAMES if not bool(tree[name].isfinite().all())]
-    again = results(fused, problem.leaves, problem.plan, problem.upstream)
-    faults += [
-        f"{name}: the second run differs from the first"
-        for name in NAMES
-        if not _alike(tree[name], again[name], limits.tolerance)
-    ]
-    del again
+    for which, backend in (("the second run", fused), ("the run with kept states", kept)):
+        if backend is None:
+            continue
+        again = results(backend, problem.leaves, problem.plan, problem.upstream)
+        faults += [
+            f"{name}: {which} differs from the first"
+            for name in NAMES
+            if not _alike(tree[name], again[name], limits.tolerance)
+        ]
+        del again
     sums = _Sums(problem, limits)
     for group, mine in zip(problem.groups, each, strict=True):
         faults += sums.add(group, mine, fused, tree["o"])
@@ -89,7 +98,7 @@ def check(
         if not _alike(other["o"], tree["o"], limits.tolerance):
             faults.append("o: rounds run one by one differ")
         errors["rounds"] = sums.errors(other, sums.target)
-        faults += _above(errors, "rounds", ROUNDS_SLACK, limits.tolerance)
+        faults += _above(errors, "rounds", SLACK, limits.tolerance)
     return Parity(faults, errors)
 
 
