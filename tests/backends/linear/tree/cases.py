@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,17 +106,70 @@ class Result:
         return all(torch.equal(a, b) for a, b in pairs)
 
 
-def run(operator: LinearAttention, inputs: dict[str, Tensor], plan: PlanTensors, seed: int = 1) -> Result:
-    """Outputs, and gradients of a random projection of the outputs of all tokens."""
-    output = operator.mix(inputs, plan)
+@contextmanager
+def memory_of_nan() -> Iterator[None]:
+    """New tensors are NaN until they are written."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def random_upstream(output: Tensor, rows: int, seed: int = 1) -> Tensor:
+    """A gradient of outputs with strides of its own, as that of a transposed output has; zero past `rows`."""
     draw = torch.Generator().manual_seed(seed)
-    upstream = torch.randn(output.shape, generator=draw, dtype=torch.float64)
-    upstream[plan.rows :] = 0.0
-    gradients = torch.autograd.grad(output, list(inputs.values()), upstream.to(output))
+    count, value_heads, value_dim = output.shape
+    upstream = torch.randn(value_heads, count, value_dim, generator=draw, dtype=torch.float64).transpose(0, 1)
+    upstream[rows:] = 0.0
+    return upstream.to(output)
+
+
+def run(
+    operator: LinearAttention, inputs: dict[str, Tensor], plan: PlanTensors, upstream: Tensor | None = None
+) -> Result:
+    """Outputs, and gradients of a random projection of the outputs of all tokens, or of the one that is given."""
+    output = operator.mix(inputs, plan)
+    given = random_upstream(output, plan.rows) if upstream is None else upstream.to(output)
+    gradients = torch.autograd.grad(output, list(inputs.values()), given)
     return Result(output.detach(), dict(zip(inputs, gradients, strict=True)))
 
 
-def exact(inputs: dict[str, Tensor], layout: CompactLayout) -> Result:
+def exact(
+    inputs: dict[str, Tensor], layout: CompactLayout, device: str = "cpu", upstream: Tensor | None = None
+) -> Result:
     """The float64 oracle on the values that were given."""
-    wide = {name: x.detach().cpu().double().requires_grad_() for name, x in inputs.items()}
-    return run(Naive(Naive.Config()), wide, build_plan_tensors(layout, "cpu", torch.float64))
+    wide = {name: x.detach().to(device, torch.float64).requires_grad_() for name, x in inputs.items()}
+    return run(Naive(Naive.Config()), wide, build_plan_tensors(layout, device, torch.float64), upstream)
+
+
+def bits_of_trajectories(
+    operator: LinearAttention, inputs: dict[str, Tensor], trajectories: list[list[int]]
+) -> tuple[Tensor, Tensor]:
+    """Outputs of all semantic positions: of the tree, and of every trajectory as a sequence of its own."""
+    layout, flat = layout_of(trajectories), layout_of(trajectories, flat=True)
+    device = inputs["v"].device
+    rows, flat_rows = (torch.from_numpy(each.semantic_map.rows()).to(device) for each in (layout, flat))
+    with torch.no_grad():
+        tree = operator.mix({name: x[: layout.rows] for name, x in inputs.items()}, plan_of(layout, str(device)))
+        # rows of the flat plan are in another order than semantic positions
+        place = torch.empty_like(flat_rows).index_put((flat_rows,), torch.arange(len(rows), device=device))
+        alone = operator.mix({name: x[rows[place]] for name, x in inputs.items()}, plan_of(flat, str(device)))
+    return tree[rows], alone[flat_rows]
+
+
+PREFIX = 21
+"""Tokens that end inside a sub-chunk."""
+
+
+def prefix_run(operator: LinearAttention, later: int, seed: int, dtype: torch.dtype, device: str) -> Result:
+    """The first rows of a sequence that goes on for `later` random rows, under a loss on the first rows alone."""
+    shape = Shape(1, 1, 128, 16)
+    first, rest = random_inputs(PREFIX, "kda", shape), random_inputs(later, "kda", shape, seed)
+    joined = {name: torch.cat([first[name], rest[name]]) for name in first}
+    joined["g"] = -5.0 + (-joined["g"]).clamp(1e-3, 0.5)  # near the bound of a bounded gate
+    upstream = random_upstream(first["v"], PREFIX)
+    upstream = torch.cat([upstream, upstream.new_zeros(later, *upstream.shape[1:])])
+    layout = layout_of([[1] * (PREFIX + later)])
+    found = run(operator, as_given(joined, dtype, device), plan_of(layout, device), upstream)
+    return Result(found.output[:PREFIX], {name: x[:PREFIX] for name, x in found.gradients.items()})
