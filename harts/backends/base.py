@@ -155,6 +155,11 @@ class Model(Backend, ABC):
     module: torch.nn.Module
     """Owner of all parameters."""
 
+    @classmethod
+    def need_of(cls, config: Any, chunk_size: int, device: str) -> Need | None:
+        """`need` of a model that has not been built; None if its config alone does not tell."""
+        return None
+
     @abstractmethod
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""

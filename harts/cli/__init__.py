@@ -1,4 +1,4 @@
-"""The command line: `harts check | explain | plan | run | calibrate | inspect | diff | backends`."""
+"""The command line: `harts check | explain | plan | run | calibrate | doctor | tune | inspect | diff | backends`."""
 
 from __future__ import annotations
 

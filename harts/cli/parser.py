@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from harts.cli import calibration, files, pipelines
+from harts.cli import calibration, doctor, files, pipelines
 from harts.errors import ConfigError
 
 Command = Callable[[argparse.Namespace], int]
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _pipeline(measure)
     _measuring(measure)
+    _kernels(add)
     _files(add)
     return parser
 
@@ -90,6 +91,27 @@ def _measuring(parser: argparse.ArgumentParser) -> None:
         "--rows", metavar="N", type=_positive, help="compact rows of the largest (a quarter of partition.capacity)"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no printed values on stderr")
+
+
+def _kernels(add: Callable[[str, str, Command], argparse.ArgumentParser]) -> None:
+    about = "Print versions, say which backends serve, and check kernels against float64."
+    check = add("doctor", about, doctor.doctor)
+    _pipeline(check)
+    check.add_argument("--gpu", action="store_true", help="run every kernel at the model's shapes and check it")
+    tune = add("tune", "Measure which launch configuration of each kernel is fastest on this GPU.", doctor.tune)
+    _pipeline(tune)
+    tune.add_argument("--out", metavar="FILE", type=Path, required=True, help="write the table of configurations here")
+    tune.add_argument(
+        "--rows", metavar="N", type=_positive, default=65536, help="compact rows of what is timed (65536)"
+    )
+    tune.add_argument(
+        "--repeats",
+        metavar="N",
+        type=_positive,
+        default=5,
+        help="timed runs of each configuration, the best counts (5)",
+    )
+    tune.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _files(add: Callable[[str, str, Command], argparse.ArgumentParser]) -> None:

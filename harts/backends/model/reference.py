@@ -34,9 +34,13 @@ class Reference(Model):
 
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""
-        config = self.config
+        return self.need_of(self.config, chunk_size, self.device)
+
+    @classmethod
+    def need_of(cls, config: ReferenceConfig, chunk_size: int, device: str) -> Need:
+        """`need` of a model that has not been built."""
         return Need(
-            device=self.device,
+            device=device,
             dtype=config.torch_dtype,
             rule=config.rule,
             chunk_size=chunk_size,

@@ -112,3 +112,14 @@ def gradients(loss: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...
     with torch.enable_grad():
         given = [leaf.detach().requires_grad_() for leaf in leaves]
         return torch.autograd.grad(loss(*given), given, materialize_grads=True)
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Distance in the Frobenius norm over the norm of what is wanted; infinite if anything found is not finite."""
+    found, wanted = found.detach().double(), wanted.detach().double().to(found.device)
+    if not bool(torch.isfinite(found).all()):
+        return math.inf
+    distance, norm = float((found - wanted).norm()), float(wanted.norm())
+    if norm == 0.0:
+        return 0.0 if distance == 0.0 else math.inf
+    return distance / norm

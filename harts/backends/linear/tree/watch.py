@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harts.backends.linear.tree.expected import expected
 from harts.backends.linear.tree.launch import Config, Launcher
+from harts.backends.linear.tree.reference import relative_error
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,11 @@ class WatchingLauncher(Launcher):
     def run(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         """Launch a kernel on a grid, and check what it has written."""
         before = {name: x.clone() if isinstance(x, Tensor) else x for name, x in arguments.items()}
-        super().run(kernel, grid, **arguments)
+        try:
+            super().run(kernel, grid, **arguments)
+        except Exception as error:
+            error.add_note(f"launching {kernel.__name__} with {dict(self.config(kernel))}")
+            raise
         if not all(grid):
             return
         pairs = expected(kernel.__name__, before, arguments)
@@ -52,19 +54,3 @@ def _worse(new: Worst, old: Worst | None) -> Worst:
         return new
     kept = new if new.error > old.error else old
     return Worst(kept.output, kept.error, old.launches + 1, new.config)
-
-
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Distance in the Frobenius norm over the norm of what is wanted; infinite if anything found is not finite."""
-    found, wanted = found.detach().double(), wanted.detach().double().to(found.device)
-    if not bool(torch.isfinite(found).all()):
-        return math.inf
-    distance, norm = float((found - wanted).norm()), float(wanted.norm())
-    if norm == 0.0:
-        return 0.0 if distance == 0.0 else math.inf
-    return distance / norm
-
-
-def in_bounds(seen: Mapping[str, Worst], bound: float) -> bool:
-    """Whether every kernel is within a bound."""
-    return all(worst.error <= bound for worst in seen.values())
