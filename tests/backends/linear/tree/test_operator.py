@@ -113,6 +113,11 @@ def test_later_tokens_change_no_bit_of_earlier_outputs_and_gradients(later, seed
     assert alone.same_bits(prefix_run(operator, later, seed, HALF[device], device))
 
 
+def test_kept_states_give_the_same_bits_as_states_computed_again(device):
+    walked_again, kept = (half_result("gdn", {"keep_states": keep}, RETRIES, device) for keep in (False, True))
+    assert kept.same_bits(walked_again)
+
+
 def test_a_tree_sees_nothing_of_another_and_gets_no_gradient_from_it(device):
     first, second = paths_of([(-1, 70), (0, 3), (0, 9)]), [[30 + i for i in range(20)]]
     layout = layout_of([*first, *second])
