@@ -236,7 +236,7 @@ def candidates_of(kernel: Any, pinned: Config) -> list[Config]:
         ]
     found: dict[tuple[tuple[str, int], ...], Config] = {}
     varied = {*pinned, "num_warps", "num_stages"}
-    for each in _autotuned(getattr(import_module(kernel.__module__), kernel.__name__)):
+    for each in _autotuned(getattr(import_module(kernel.fn.__module__), kernel.__name__)):
         config = {name: value for name, value in each.all_kwargs().items() if name in varied and value is not None}
         found.setdefault(tuple(sorted(config.items())), config)
     return list(found.values())
