@@ -224,6 +224,8 @@ def test_the_whole_path_runs_other_blocks_and_the_doctor_reads_the_table(path, t
 def test_without_cuda_it_is_bad_usage(path, tmp_path, capsys):
     assert main(["tune", str(path), "--out", str(tmp_path / "t.json")]) == 2
     assert "tuning needs a CUDA device; the pipeline's is cpu" in capsys.readouterr().err
+    assert main(["tune", str(path), "--out", str(tmp_path / "t.json"), "--set", "device=cuda"]) == 2
+    assert "tuning needs a CUDA device; torch finds none" in capsys.readouterr().err
     assert not (tmp_path / "t.json").exists()
 
 

@@ -126,8 +126,8 @@ def prefix_check(backend: LinearAttention, need: Need) -> list[Check]:
     errors = {str(length): _prefix_error(backend, need, length) for length in PREFIXES}
     bound = 0.0 if backend.bitwise else BOUNDS[need.dtype]
     ok = max(errors.values()) <= bound
-    same = "the same bits" if backend.bitwise else f"the same within {bound:.0e}"
-    about = f"outputs of {' and '.join(errors)} tokens are {same if ok else 'changed'} under other tokens after them"
+    kept = "keep their bits" if backend.bitwise else f"stay within {bound:.0e}"
+    about = f"outputs of {' and '.join(errors)} tokens {kept if ok else 'change'} under other tokens after them"
     fix = "later tokens leak into earlier ones: install fla-core 0.6.0 or newer, or set safe_gate to false"
     return [Check("prefix", ok, about, fix, errors, bound)]
 

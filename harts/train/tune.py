@@ -50,8 +50,10 @@ class CudaTimer:
     """
 
     def __init__(self, device: str) -> None:
-        if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        if torch.device(device).type != "cuda":
             raise ConfigError(f"tuning needs a CUDA device; the pipeline's is {device} (--set device=cuda)")
+        if not torch.cuda.is_available():
+            raise ConfigError("tuning needs a CUDA device; torch finds none")
         self.device = device
         self.events: list[tuple[Any, Any]] = []
 
