@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ import triton
 from triton.runtime.autotuner import Autotuner, Heuristics
 
 from harts.errors import ConfigError
+
+with warnings.catch_warnings():  # that there is no GPU is for `why_not` to say
+    warnings.simplefilter("ignore")
+    import_module("fla.utils")
 
 DEFAULT = "default"
 """Name of a kernel's configuration for head dims that have none of their own."""
