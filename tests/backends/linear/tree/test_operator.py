@@ -55,8 +55,8 @@ def test_outputs_and_gradients_equal_the_oracle(rule, config, execution, device)
 
 
 def test_gates_without_a_bound_equal_the_oracle(device):
-    layout = layout_of_spec([(-1, 70), (0, 3), (0, 9)])
-    inputs = as_given(random_inputs(layout.rows, "kda", Shape(key_dim=16)), PRECISION[device][0], device)
+    layout = layout_of_spec([(-1, 67), (0, 3), (0, 5)])
+    inputs = as_given(random_inputs(layout.rows, "kda", Shape(1, 1, 16, 16)), PRECISION[device][0], device)
     found = run(backend("kda"), inputs, plan_of(layout, device))
     errors = found.errors(exact(inputs, layout))
     assert max(errors.values()) < PRECISION[device][1], errors
