@@ -13,7 +13,7 @@ from torch import Tensor
 from harts.backends.plan_tensors import build_plan_tensors
 from harts.ir import CompactLayout
 from tests.forests import paths_of
-from tests.parity.subject import Leaves, Run, Subject, run
+from tests.parity.subject import Leaves, Run, Subject, emulated, run
 from tests.parity.trees import Paths, forests, layout_of, paper_case, rows_by_trajectory, rows_of
 
 
@@ -61,8 +61,7 @@ def check_forests(subject: Subject, several: list[Paths], allowed: float = 1.1) 
 
 def test_forests_equal_their_trajectories(subject: Subject) -> None:
     chunk = subject.need.chunk_size
-    emulated = subject.need.device == "cpu" and chunk > 16  # kernels in an interpreter take seconds a forest
-    check_forests(subject, forests(chunk, 2 if emulated else 12))
+    check_forests(subject, forests(chunk, 2 if emulated(subject.need) else 12))
 
 
 @pytest.mark.parametrize("number", ["I", "II", "III"])
