@@ -75,7 +75,7 @@ def _add_replays(dx: Tensor, packed: Tensor, replays: Replays) -> None:
         from harts.backends.linear.tree.settle import settle_rows  # noqa: PLC0415  (Triton, where there is a GPU)
 
         nobody = torch.full_like(replays.row, -1)
-        settle_rows(dx, packed, replays.row, nobody, replays.offset, replays.source)
+        settle_rows([dx], [packed], replays.row, nobody, replays.offset, replays.source)
         return
     wide = dx.index_select(0, replays.row).to(wide_dtype(dx))
     place = torch.repeat_interleave(torch.arange(len(replays.row)), replays.offset.diff())

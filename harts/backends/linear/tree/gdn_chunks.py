@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import torch
-import triton
 from fla.ops.common import chunk_o
 from fla.ops.gated_delta_rule import chunk_fwd, wy_fast
 from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
@@ -18,6 +17,7 @@ from torch import Tensor
 from harts.backends.linear.tree.grid import CHUNK, Grid, Inputs
 from harts.backends.linear.tree.launch import bare
 from harts.backends.linear.tree.rule import Backward, Kept, Rows, Rule
+from harts.backends.linear.tree.sizes import ceil_div
 
 SUB_CHUNK = 16
 LOG2_E = math.log2(math.e)
@@ -73,7 +73,7 @@ class GdnChunks(Rule):
         output = torch.empty_like(x.v)
         self.launcher.run(
             OUTPUT,
-            (triton.cdiv(self.value_dim, self.launcher.config(OUTPUT)["BV"]) * grid.chunks, x.v.shape[1]),
+            (ceil_div(self.value_dim, self.launcher.config(OUTPUT)["BV"]) * grid.chunks, x.v.shape[1]),
             **self._shared(x, kept.g, grid, "q", "k"),
             v=errors,
             h=states,
@@ -110,7 +110,7 @@ class GdnChunks(Rule):
     def input_gradients(self, x: Inputs, kept: Kept, grid: Grid, back: Backward, dtype: torch.dtype) -> Inputs:  # noqa: D102
         rows, value_heads = x.beta.shape
         block = self.block(self.key_dim, 128)
-        blocks = triton.cdiv(self.key_dim, block)
+        blocks = ceil_div(self.key_dim, block)
         dq, dk, dk_solve = (x.k.new_empty(rows, value_heads, self.key_dim, dtype=dtype) for _ in range(3))
         dw = back.w
         dg_blocks = kept.g.new_empty(blocks, grid.rows, value_heads)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from fla.ops.gla.chunk import chunk_gla_fwd_kernel_o
 from fla.ops.kda import chunk_bwd, chunk_intra, chunk_intra_token_parallel, wy_fast
 from fla.ops.utils.cumsum import chunk_local_cumsum_vector_kernel
@@ -19,6 +18,7 @@ from harts.backends.linear.tree.grid import CHUNK, Grid, Inputs
 from harts.backends.linear.tree.launch import Launcher, bare
 from harts.backends.linear.tree.machine import interpreted
 from harts.backends.linear.tree.rule import Backward, Kept, Rows, Rule
+from harts.backends.linear.tree.sizes import ceil_div, power_of_two
 
 SUB_CHUNK = 16
 LOG2_E = math.log2(math.e)
@@ -59,7 +59,7 @@ class KdaChunks(Rule):
         diagonal = x.k.new_empty(rows, value_heads, SUB_CHUNK, dtype=torch.float32)
         shared = self.shared(x, grid) | {"g": g, "beta": x.beta, "Aqk": scores, "scale": self.scale}
         shared |= {"BT": CHUNK, "BC": SUB_CHUNK}
-        block = triton.next_power_of_2(self.key_dim)
+        block = power_of_two(self.key_dim)
         if self.safe_gate:
             self.launcher.run(
                 DIAGONAL_BOUNDED,
@@ -74,7 +74,7 @@ class KdaChunks(Rule):
         else:
             heads = self.launcher.config(DIAGONAL)["BH"]
             self.launcher.run(
-                DIAGONAL, (grid.rows, triton.cdiv(value_heads, heads)), **shared, Akk=diagonal, N=grid.runs, BK=block
+                DIAGONAL, (grid.rows, ceil_div(value_heads, heads)), **shared, Akk=diagonal, N=grid.runs, BK=block
             )
         self.launcher.run(
             SOLVE,
@@ -122,7 +122,7 @@ class KdaChunks(Rule):
         del shared["k"]
         self.launcher.run(
             OUTPUT,
-            (triton.cdiv(self.value_dim, self.launcher.config(OUTPUT)["BV"]) * grid.chunks, x.v.shape[1]),
+            (ceil_div(self.value_dim, self.launcher.config(OUTPUT)["BV"]) * grid.chunks, x.v.shape[1]),
             **shared,
             v=errors,
             g=kept.g,
@@ -188,8 +188,8 @@ class KdaChunks(Rule):
             BT=CHUNK,
             STATE_V_FIRST=False,
         )
-        block = min(32, triton.next_power_of_2(self.key_dim))
-        blocks, sub_chunks = triton.cdiv(self.key_dim, block), CHUNK // SUB_CHUNK
+        block = min(32, power_of_two(self.key_dim))
+        blocks, sub_chunks = ceil_div(self.key_dim, block), CHUNK // SUB_CHUNK
         dbeta_blocks = dbeta.new_empty(blocks, grid.rows, x.beta.shape[1])
         # each program reads its own tile of dq, dk and dg before it writes it: the sums are formed in place
         self.launcher.run(
@@ -222,7 +222,7 @@ class KdaChunks(Rule):
         _, heads, size = source.shape
         self.launcher.run(
             CUMSUM,
-            (triton.cdiv(size, self.launcher.config(CUMSUM)["BS"]) * grid.chunks, heads),
+            (ceil_div(size, self.launcher.config(CUMSUM)["BS"]) * grid.chunks, heads),
             s=source,
             o=target,
             scale=scale,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from triton.runtime.autotuner import Autotuner, Heuristics
 
+from harts.backends.linear.tree.sizes import power_of_two
 from harts.errors import ConfigError
 
 with warnings.catch_warnings():  # that there is no GPU is for `why_not` to say
@@ -46,7 +46,7 @@ class KernelConfigs:
 
 def head_dims_key(head_dims: tuple[int, int]) -> str:
     """Name of the configuration for head dims (K, V): kernels are compiled for the next powers of two."""
-    return "x".join(str(triton.next_power_of_2(dim)) for dim in head_dims)
+    return "x".join(str(power_of_two(dim)) for dim in head_dims)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class _TreeDeltaRule(torch.autograd.Function):
             rule.outputs(*side, walked.states, walked.errors) for side, walked in zip(sides, walk.walked, strict=True)
         ]
         if schedule.heads is not None:
-            settle_rows(outputs[0], outputs[1], *schedule.heads.outputs)
+            settle_rows(outputs[:1], outputs[1:], *schedule.heads.outputs)
         outputs[0][schedule.body.rows :] = 0.0
         ctx.rule, ctx.schedule, ctx.keep_states = rule, schedule, keep_states
         kept = [
@@ -100,8 +100,7 @@ class _TreeDeltaRule(torch.autograd.Function):
             # heads are summed into their rows: in float32
             found.append(rule.input_gradients(*side, back, torch.float32 if i else side.x.v.dtype))
         if schedule.heads is not None:
-            for body, head in zip(*found, strict=True):
-                settle_rows(body, head, *schedule.heads.gradients)
+            settle_rows(*found, *schedule.heads.gradients)
         dgiven = dsource[: schedule.given] if dbank is None else dsource[: schedule.given] + dbank[: schedule.given]
         return None, None, None, *_to_inputs(found[0], sides[0].x, schedule.body.rows), dgiven
 

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from harts.backends.linear.tree.grid import Grid, Inputs
 from harts.backends.linear.tree.launch import Launcher
+from harts.backends.linear.tree.sizes import power_of_two
 
 
 class Kept(NamedTuple):
@@ -108,5 +108,4 @@ class Rule(ABC):
     @staticmethod
     def block(size: int, most: int) -> int:
         """Block of channels: a power of two from 16 to `most` that covers `size` if it can."""
-        block: int = min(max(triton.next_power_of_2(size), 16), most)
-        return block
+        return min(max(power_of_two(size), 16), most)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from harts.backends.linear.tree.rule import Rows, Rule
 from harts.backends.linear.tree.schedule import Schedule
+from harts.backends.linear.tree.sizes import power_of_two
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 
 
@@ -65,7 +65,7 @@ class Recurrence:
             forward_states_kernel,
             arguments,
             bank=bank,
-            done=self._counters(forward_states_kernel),
+            done=self._counters(forward_states_kernel) if write else None,
             sequences=self.schedule.forward_order,
             given=self.schedule.given,
             WRITE=write,
@@ -126,6 +126,6 @@ class Recurrence:
             HV=value_heads,
             K=self.rule.key_dim,
             V=self.rule.value_dim,
-            BK=max(16, triton.next_power_of_2(self.rule.key_dim)),
+            BK=max(16, power_of_two(self.rule.key_dim)),
             SCALAR_GATE=self.rule.scalar_gate,
         )

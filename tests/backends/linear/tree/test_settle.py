@@ -38,22 +38,32 @@ def drawn(rows: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) ->
 def test_rows_hold_their_own_value_and_the_sum_of_their_replays(dtypes, shape, device):
     body, head = drawn(9, shape, dtypes[0], device), drawn(8, shape, dtypes[1], device)
     wanted = settled(body, head, torch.float32)
-    settle_rows(body, head, *columns(device))
+    settle_rows([body], [head], *columns(device))
     assert torch.equal(body, wanted)
 
 
 def test_sums_of_float64_rows_are_float64(device):
     body, head = drawn(9, (4, 5), torch.float64, device), drawn(8, (4, 5), torch.float64, device)
     wanted = settled(body, head, torch.float64)
-    settle_rows(body, head, *columns(device))
+    settle_rows([body], [head], *columns(device))
     assert torch.equal(body, wanted)
+
+
+def test_several_tensors_are_settled_in_one_launch(device):
+    shapes = [(2, BLOCK), (3,), (), (2, 700), (5, 5)]
+    dtypes = [torch.float16, torch.float32, torch.float32, torch.float16, torch.float32]
+    bodies = [drawn(9, shape, dtype, device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    heads = [drawn(8, shape, torch.float32, device) for shape in shapes]
+    wanted = [settled(*pair, torch.float32) for pair in zip(bodies, heads, strict=True)]
+    settle_rows(bodies, heads, *columns(device))
+    assert all(torch.equal(*pair) for pair in zip(bodies, wanted, strict=True))
 
 
 def test_half_precision_sums_are_rounded_once(device):
     body, head = torch.zeros(9, 1, device=device), torch.full((8, 1), 3 * 2.0**-12, device=device)
     head[3] = 1.0
     body, head = body.half(), head.half()
-    settle_rows(body, head, *columns(device))
+    settle_rows([body], [head], *columns(device))
     # rounded after each of the three replays it would be 1 + 3 * 2 ** -10
     assert body[7].item() == 1.0 + 2.0**-9
 
@@ -62,12 +72,12 @@ def test_poison_in_rows_that_are_replaced_or_not_named_reaches_nothing(device):
     body, head = drawn(9, (20,), torch.float32, device), drawn(8, (20,), torch.float32, device)
     body[[7, 5]] = torch.nan
     head[7] = torch.nan
-    settle_rows(body, head, *columns(device))
+    settle_rows([body], [head], *columns(device))
     assert body.isfinite().all()
 
 
 def test_nothing_to_settle_changes_nothing(device):
     body, head = drawn(9, (20,), torch.float32, device), drawn(8, (20,), torch.float32, device)
     wanted, none = body.clone(), torch.zeros(0, dtype=torch.int64, device=device)
-    settle_rows(body, head, none, none, none.new_zeros(1), none)
+    settle_rows([body], [head], none, none, none.new_zeros(1), none)
     assert torch.equal(body, wanted)
