@@ -8,10 +8,11 @@ import triton
 
 from harts.backends.base import Need
 from harts.backends.linear.tree.backend import TreeBackend
-from harts.backends.linear.tree.gdn_chunks import GdnChunks
+from harts.backends.linear.tree.gdn_chunks import KERNELS, GdnChunks
 from harts.backends.linear.tree.launch import Launcher
 from harts.backends.linear.tree.machine import capability, version
 from harts.backends.linear.tree.rule import Rule
+from harts.backends.linear.tree.states import KERNELS as STATE_KERNELS
 
 MISCOMPILED = (3, 4, 0), (3, 7, 1)
 """Triton versions, from and below, whose code of the gated backward kernel is wrong on Hopper."""
@@ -21,6 +22,7 @@ class Gdn(TreeBackend):
     """GDN over flash-linear-attention's chunk kernels and our own state kernels."""
 
     rules: ClassVar[tuple[str, ...]] = ("gdn",)
+    kernels = (*KERNELS, *STATE_KERNELS)
 
     def why_not(self, need: Need) -> list[str]:
         """Every reason why this backend cannot serve `need`; empty if it can."""

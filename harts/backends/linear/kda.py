@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from harts.backends.linear.tree.backend import TreeBackend, TreeConfig
-from harts.backends.linear.tree.kda_chunks import KdaChunks
+from harts.backends.linear.tree.kda_chunks import KERNELS, KdaChunks
 from harts.backends.linear.tree.launch import Launcher
 from harts.backends.linear.tree.rule import Rule
+from harts.backends.linear.tree.states import KERNELS as STATE_KERNELS
 
 
 class KdaConfig(TreeConfig):
@@ -24,6 +25,7 @@ class Kda(TreeBackend):
     Config = KdaConfig
     config: KdaConfig
     rules: ClassVar[tuple[str, ...]] = ("kda",)
+    kernels = (*KERNELS, *STATE_KERNELS)
 
     def _chunks(self, launcher: Launcher) -> Rule:
         return KdaChunks(launcher, self.config.safe_gate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class TreeBackend(LinearAttention):
     Config = TreeConfig
     config: TreeConfig
     bitwise: ClassVar[bool] = True
+    kernels: ClassVar[tuple[Any, ...]]
+    """Kernels whose configuration is pinned."""
     launchers: Callable[[tuple[int, int]], Launcher] | None = None
     """Makes the launcher for head dims (K, V) in place of that of the pinned configurations: for checks, which watch
     every launch, and for tuning, which varies them."""
@@ -91,10 +93,11 @@ class TreeBackend(LinearAttention):
         if self.launchers is not None:
             return []
         try:
-            configs_for(device, self.config.kernel_configs)
+            configs = configs_for(device, self.config.kernel_configs)
         except ConfigError as error:
             return [str(error)]
-        return []
+        missing = sorted({kernel.__name__ for kernel in self.kernels} - set(configs.kernels))
+        return [f"kernel_configs: nothing is said of {', '.join(missing)}"] if missing else []
 
     def mix(self, inputs: dict[str, Tensor], plan: PlanTensors) -> Tensor:
         """Linear attention over the compact rows of one microbatch; see `LinearAttention.mix`."""
@@ -105,7 +108,8 @@ class TreeBackend(LinearAttention):
         rule = self._rule_of(x)
         device = x.v.device
         schedule = plan.once(("tree", device), lambda: fused_schedule(plan, device))
-        return tree_delta_rule(rule, schedule, x, _no_states(x), keep_states=self.config.keep_states)[0]
+        with torch.cuda.device(device if x.v.is_cuda else -1):  # kernels are launched on the current device
+            return tree_delta_rule(rule, schedule, x, _no_states(x), keep_states=self.config.keep_states)[0]
 
     def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor) -> RoundOutput:
         """Run N independent sequences; see `LinearAttention.call`.
@@ -118,9 +122,10 @@ class TreeBackend(LinearAttention):
         device = x.v.device
         execution: CallExecution = packed.once(("tree", device), lambda: call_execution(packed, device))
         given = initial_state.to(torch.float32).contiguous()
-        output, bank = tree_delta_rule(
-            self._rule_of(x), execution.schedule, x, given, keep_states=self.config.keep_states
-        )
+        with torch.cuda.device(device if x.v.is_cuda else -1):
+            output, bank = tree_delta_rule(
+                self._rule_of(x), execution.schedule, x, given, keep_states=self.config.keep_states
+            )
         return RoundOutput(output, bank.index_select(0, execution.slot_of_state))
 
     def _inputs(self, inputs: dict[str, Tensor]) -> Inputs:

@@ -156,7 +156,7 @@ class GdnChunks(Rule):
             BK=self.block(self.key_dim, 64),
             BV=self.block(self.value_dim, 64),
         )
-        dg[: grid.rows].add_(dg_blocks.sum(0))
+        dg[: grid.rows].add_(dg_blocks.sum(0) if blocks > 1 else dg_blocks[0])
         self._cumsum(dg, dg, grid, scale=None, reverse=True)
         return Inputs(dq, dk.add_(dk_solve), dv, dg, dbeta)
 

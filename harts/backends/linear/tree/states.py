@@ -13,6 +13,8 @@ from harts.backends.linear.tree.schedule import Schedule
 from harts.backends.linear.tree.sizes import power_of_two
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 
+KERNELS = (forward_states_kernel, backward_states_kernel)
+
 
 class Walked(NamedTuple):
     """What a forward walk leaves of one buffer."""

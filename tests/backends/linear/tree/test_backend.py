@@ -209,3 +209,13 @@ def test_head_dims_have_a_configuration_of_their_own_or_the_default():
     assert configs.of("k", (128, 64)) == own
     assert configs.of("k", (96, 33)) == own
     assert configs.of("k", (64, 128)) == default
+
+
+def test_a_table_without_a_kernel_is_refused_by_name(gpu, tmp_path):
+    gpu()
+    path = Path(table(tmp_path / "table.json"))
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    del kept["kernels"]["forward_states_kernel"]
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    (reason,) = backend("gdn", kernel_configs=str(path)).why_not(GDN_NEED)
+    assert "forward_states_kernel" in reason
