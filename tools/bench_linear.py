@@ -25,8 +25,8 @@ Timed, all with gradients of q, k, v, g and beta:
   flat                 one FLA call on the rows of all trajectories, gathered beforehand
   projections          the matrix products around the recurrence in one layer of hidden size H * K, on compact rows:
                        what `layer` ratios add on both sides
-expand and flat are cut into calls of at most --rows-per-call rows, whose times are summed. Repeats are interleaved. Before
-each timed call another one is queued, so that the device does not wait for the host, as in a training step.
+expand and flat are cut into calls of at most --rows-per-call rows, whose times are summed. Repeats are interleaved.
+Before each timed call another one is queued, so that the device does not wait for the host, as in a training step.
 Ratios are of medians of forward and backward.
 
 FLA tunes its kernels at the first call, which takes minutes. Point it at tuned configurations before a run, so that
