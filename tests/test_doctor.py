@@ -11,6 +11,7 @@ pytest.importorskip("fla")
 import harts.backends.linear.conv_fused
 import harts.backends.linear.gdn
 import harts.backends.linear.tree.launch
+import harts.train.doctor
 import harts.train.doctor_checks
 from harts.backends.linear.tree.launch import Launcher
 from harts.backends.linear.tree.reference import (
@@ -104,13 +105,28 @@ def test_reasons_of_a_backend_that_cannot_serve_are_all_told(call, pipeline):
     assert "its chunks are 64 tokens, the plan's are 32" in reasons
 
 
+def test_kernels_of_bounded_gates_are_refused_to_a_model_without_a_bound(call, pipeline):
+    code, report = report_of(call, pipeline("kda", safe_gate="true"))
+    assert code == 1
+    (reason,) = report["serving"]["linear_attention"]["why_not"]
+    assert reason == "safe_gate needs log decays of at least -5.0, the model's bound is -inf"
+
+
+@pytest.mark.parametrize("command", ["doctor", "tune"])
+def test_a_device_that_torch_does_not_know_is_bad_usage(call, pipeline, command, tmp_path):
+    more = ["--out", tmp_path / "table.json"] if command == "tune" else []
+    code, out, err = call(command, pipeline("gdn"), *more, "--set", "device=nope")
+    assert (code, out) == (2, "")
+    assert "device: 'nope' cannot be used" in err
+
+
 def test_the_model_is_not_built(call, pipeline):
     huge = ("--set", "model.layers=1000", "--set", "model.hidden_size=1000000")
     assert call("doctor", pipeline("gdn"), *huge)[0] == 0
 
 
 def test_every_kernel_of_kda_passes_and_is_listed_with_its_configuration(call, pipeline):
-    code, report = report_of(call, pipeline("kda", safe_gate="true"), "--gpu")
+    code, report = report_of(call, pipeline("kda", safe_gate="true"), "--gpu", "--set", "model.least_gate=-5.0")
     assert code == 0, failed(report)
     names = [check["name"] for check in report["checks"]]
     kernels = [name for name in names if name.startswith("kernel ")]

@@ -46,7 +46,7 @@ from typing import Any
 
 import torch
 from linear_bench.forests import CHUNK
-from linear_bench.inputs import Shape
+from linear_bench.inputs import STRONGEST, Shape
 from linear_bench.measure import BASELINES, Settings, measure
 from linear_bench.parity import Limits, Operators
 from linear_bench.tables import text
@@ -158,6 +158,7 @@ def _need(shape: Shape) -> Need:
         linear_head_dims=(shape.key_dim, shape.value_dim),
         full_heads=(shape.heads, shape.heads),
         full_head_dims=(shape.key_dim, shape.value_dim),
+        least_gate=STRONGEST,
     )
 
 

@@ -40,6 +40,8 @@ class Need:
     """(query heads, key/value heads G)."""
     full_head_dims: tuple[int, int]
     """(query/key dim, value dim)."""
+    least_gate: float = float("-inf")
+    """Bound that the model keeps its log decays g above; none: -inf."""
 
 
 class Backend:

@@ -31,7 +31,8 @@ class Memo:
             make: called on first use. If it raises, nothing is kept.
         """
         if key not in self._made:
-            self._made[key] = make()
+            with torch.inference_mode(False):  # what is kept may serve a backward pass later
+                self._made[key] = make()
         made: T = self._made[key]
         return made
 

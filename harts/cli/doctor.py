@@ -22,6 +22,7 @@ def doctor(given: Namespace) -> int:
     settings = _settings(given, torch)
     if printed(settings, given):
         return 0
+    _check_name_of_device(settings)
     report: dict[str, Any] = {"file": str(given.file), **_machine(settings), **_examined(given, settings)}
     serves = all(not each["why_not"] for each in report.get("serving", {}).values())
     report["ok"] = serves and all(each["ok"] for each in report.get("checks", []))
@@ -36,6 +37,17 @@ def _settings(given: Namespace, torch: bool) -> Settings:
     except ConfigError as error:
         error.add_note(", ".join(f"{name} {version or 'not installed'}" for name, version in versions().items()))
         raise
+
+
+def _check_name_of_device(settings: Settings) -> None:
+    """That torch knows it by name; whether it is here is for the report to say."""
+    torch = import_if_there("torch")
+    try:
+        if torch is not None:
+            torch.device(settings.device)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{settings.path}: device: {settings.device!r} cannot be used: {reason}") from error
 
 
 def _machine(settings: Settings) -> dict[str, Any]:
@@ -63,6 +75,7 @@ def tune(given: Namespace) -> int:
         raise ConfigError("triton cannot be imported: install the extra `fla`")
     from harts.train import tune as tuning  # noqa: PLC0415  (imports torch and triton)
 
+    _check_name_of_device(settings)
     timer = tuning.CudaTimer(settings.device)
     say = (lambda line: None) if given.quiet else (lambda line: print(line, file=sys.stderr))
     table = tuning.tune(Pipeline(settings), tuning.Effort(given.rows, given.repeats), timer, say)

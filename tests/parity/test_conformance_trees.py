@@ -41,6 +41,15 @@ def together(subject: Subject, leaves: Leaves, layout: CompactLayout) -> Tensor:
     return subject.call({name: x.to(wide)[rows] for name, x in leaves.items()}, zero, lengths)[0]
 
 
+def values_of(found: Run) -> tuple[Tensor, ...]:
+    return (*found.values, *found.gradients.values())
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal but for how a product of matrices is blocked."""
+    return bool(torch.allclose(ours.double(), theirs.double(), rtol=1e-5, atol=1e-6 * float(theirs.abs().max())))
+
+
 def along(subject: Subject, leaves: Leaves, rows: Tensor) -> Tensor:
     """Outputs of one trajectory in a call of its own, from a zero state."""
     zero = torch.zeros(1, subject.need.linear_heads[1], *subject.need.linear_head_dims, dtype=torch.float64)
@@ -157,6 +166,44 @@ def test_a_tree_run_twice_is_equal_in_every_bit(subject: Subject) -> None:
     for first, second in zip(tree_runs(subject, leaves, layout), tree_runs(subject, leaves, layout), strict=True):
         assert torch.equal(first.values[0], second.values[0])
         assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in leaves)
+
+
+def test_layers_that_share_a_plan_do_not_share_their_inputs(subject: Subject) -> None:
+    layout = layout_of(forest(subject.need.chunk_size), subject.need.chunk_size)
+    wide = torch.promote_types(subject.need.dtype, torch.float32)
+    plan = build_plan_tensors(layout, subject.need.device, wide)
+    several = [subject.leaves(layout.rows, seed) for seed in (0, 1)]
+    outputs = [subject.backend.mix(subject.inputs(leaves), plan).cpu().double() for leaves in several]
+    together = [run(leaves, output) for leaves, output in zip(several, outputs, strict=True)]  # after both forwards
+    for leaves, found in zip(several, together, strict=True):
+        wanted = run(leaves, subject.mix(leaves, layout))
+        for ours, theirs in zip(values_of(found), values_of(wanted), strict=True):
+            assert same(ours, theirs)
+
+
+def test_inputs_and_upstream_gradients_may_have_strides(subject: Subject) -> None:
+    layout = layout_of(forest(subject.need.chunk_size), subject.need.chunk_size)
+    plan = build_plan_tensors(layout, subject.need.device, torch.promote_types(subject.need.dtype, torch.float32))
+    leaves = subject.leaves(layout.rows)
+    upstream = torch.randn(2, *subject.mix(leaves, layout).shape, generator=torch.Generator().manual_seed(3))
+    found = []
+    for strided in (False, True):
+        inputs = {name: x.detach().requires_grad_() for name, x in subject.inputs(leaves).items()}
+        given = {name: torch.stack([x, x + 1], dim=-1)[..., 0] if strided else x for name, x in inputs.items()}
+        assert not strided or not any(x.is_contiguous() for x in given.values())
+        output = subject.backend.mix(given, plan)
+        both = upstream.to(output).movedim(0, -1) if strided else upstream.to(output)
+        gradient = both[..., 0] if strided else both[0]
+        found.append([output, *torch.autograd.grad(output, list(inputs.values()), gradient)])
+    assert all(same(plain, strided) for plain, strided in zip(*found, strict=True))
+
+
+def test_outputs_are_the_same_without_gradients(subject: Subject) -> None:
+    layout = layout_of(forest(subject.need.chunk_size), subject.need.chunk_size)
+    leaves = subject.leaves(layout.rows)
+    with torch.no_grad():
+        without = subject.mix(leaves, layout)
+    assert same(subject.mix(leaves, layout).detach(), without)
 
 
 def test_inputs_that_do_not_fit_the_plan_are_refused(subject: Subject) -> None:

@@ -58,6 +58,21 @@ WRONG = {
     def mix(self, inputs, plan):
         return super().mix(inputs, plan) + 0 * inputs["v"].sum()
 """,
+    "shares_data": """
+    def mix(self, inputs, plan):
+        # what was made once for all layers is a layer's own
+        return super().mix({**inputs, "g": plan.once("g", lambda: inputs["g"])}, plan)
+""",
+    "ignores_strides": """
+    def mix(self, inputs, plan):
+        dense = {name: torch.empty(x.shape, device="meta").stride() for name, x in inputs.items()}
+        return super().mix({name: x.as_strided(x.shape, dense[name]) for name, x in inputs.items()}, plan)
+""",
+    "nothing_without_gradients": """
+    def mix(self, inputs, plan):
+        output = super().mix(inputs, plan)
+        return output if torch.is_grad_enabled() else torch.zeros_like(output)
+""",
 }
 
 

@@ -11,7 +11,7 @@ from harts.backends.base import Need, Rule
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.plan_tensors import PackedCall
 
-__all__ = ["check_call", "why_not", "wide_dtype"]
+__all__ = ["check_call", "check_rows", "why_not", "wide_dtype"]
 
 
 def why_not(need: Need) -> list[str]:
@@ -39,7 +39,7 @@ def check_call(rows: dict[str, Tensor], packed: PackedCall, initial_state: Tenso
     Raises:
         ValueError: the first fault, with sequence and numbers.
     """
-    total = _check_rows(rows)
+    total = check_rows(rows)
     sequences, end = packed.once("checked", lambda: _check_packed(packed))
     if end != total:
         raise ValueError(f"cu_seqlens: runs from 0 to {end}, the rows are 0 to {total}")
@@ -75,7 +75,12 @@ def _check_packed(packed: PackedCall) -> tuple[int, int]:
     return len(bounds) - 1, bounds[-1]
 
 
-def _check_rows(rows: dict[str, Tensor]) -> int:
+def check_rows(rows: dict[str, Tensor]) -> int:
+    """Check the shapes of rows of one call or microbatch, and count them.
+
+    Raises:
+        ValueError: the first fault, with the input and numbers.
+    """
     total, value_heads, _ = rows["v"].shape
     _, heads, key_dim = rows["k"].shape
     if value_heads % heads:

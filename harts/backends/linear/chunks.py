@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from harts.backends.plan_tensors import PackedCall
 
@@ -81,6 +82,7 @@ class _Move(torch.autograd.Function):
         return _gather(x, index)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         _, inverse = ctx.saved_tensors
         return _gather(grads[0], inverse), None, None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, silu
 
 from harts.backends.linear.checks import wide_dtype
@@ -58,6 +59,7 @@ class _GatheredConv(torch.autograd.Function):
         return y_CD
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x_CD, weight_DW, row_WC = ctx.saved_tensors
         padded, dweight_WD = _with_zero_row(x_CD), torch.zeros_like(weight_DW.T)

@@ -22,6 +22,7 @@ class Gdn(TreeBackend):
     """GDN over flash-linear-attention's chunk kernels and our own state kernels."""
 
     rules: ClassVar[tuple[str, ...]] = ("gdn",)
+    gate_dims = 2
     kernels = (*KERNELS, *STATE_KERNELS)
 
     def why_not(self, need: Need) -> list[str]:

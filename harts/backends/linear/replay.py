@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.plan_tensors import PlanTensors
@@ -61,6 +62,7 @@ class _Gather(torch.autograd.Function):
         return x.index_select(0, replays.gather)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         replays, packed = ctx.replays, grads[0].contiguous()
         dx = packed.new_zeros(ctx.rows, *packed.shape[1:])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def scores(q_MBK: Tensor, k_MBK: Tensor, gate_MBL: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,6 +61,7 @@ class _DecayedScores(torch.autograd.Function):
         return of_q, of_k
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_MBK, k_MBK, gate_MBL = ctx.saved_tensors
         dq_MBK, dk_MBK, dgate_MBL = (torch.zeros_like(x) for x in (q_MBK, k_MBK, gate_MBL))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NegativeFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from harts.backends.base import Rule
 from harts.schema import StageConfig
@@ -59,6 +59,9 @@ class ReferenceConfig(StageConfig):
     """Channels of a query or key head of the K layers."""
     linear_value_dim: PositiveInt
     """Channels of a value head of the K layers."""
+    least_gate: NegativeFloat | None = None
+    """Bound of the log decays of the K layers: g = least_gate * sigmoid(exp(A_log) * step); none is
+    g = -exp(A_log) * softplus(step), without a bound."""
     conv_width: PositiveInt
     """Tokens in a window of the short convolution, the current one included."""
     attention: Literal["gqa", "mla"]

@@ -25,6 +25,7 @@ class LinearLayer(Seeded):
         self.backend, self.rule = backend, config.rule
         self.heads, self.value_heads = config.linear_heads, config.linear_value_heads
         self.key_dim, self.value_dim = config.linear_key_dim, config.linear_value_dim
+        self.least_gate = config.least_gate
         hidden, dtype = config.hidden_size, config.torch_dtype
         keys, values = self.heads * self.key_dim, self.value_heads * self.value_dim
         self.sizes = [keys, keys, values]
@@ -71,9 +72,10 @@ class LinearLayer(Seeded):
         return out
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        """g = -exp(A_log) * softplus(f(x) + dt_bias): [R, HV, K] for kda, [R, HV] for gdn; at most 0."""
-        step = functional.softplus(widen(self.decay(x)) + self.dt_bias)
-        rate = self.a_log.exp()
+        """Log decays, [R, HV, K] for kda, [R, HV] for gdn; see `ReferenceConfig.least_gate`."""
+        step, rate = widen(self.decay(x)) + self.dt_bias, self.a_log.exp()
         if self.rule == "kda":
-            return -rate[:, None] * step.reshape(-1, self.value_heads, self.key_dim)
-        return -rate * step
+            step, rate = step.reshape(-1, self.value_heads, self.key_dim), rate[:, None]
+        if self.least_gate is None:
+            return -rate * functional.softplus(step)
+        return self.least_gate * torch.sigmoid(rate * step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Reference(Model):
             linear_head_dims=(config.linear_key_dim, config.linear_value_dim),
             full_heads=config.full_heads,
             full_head_dims=config.full_head_dims,
+            least_gate=-math.inf if config.least_gate is None else config.least_gate,
         )
 
     def forward(self, plan: PlanTensors) -> ModelOutput:

@@ -1,16 +1,18 @@
+import math
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from harts.backends.model.linear_layer import LinearLayer
 from harts.backends.model.norm import RmsNorm, l2norm
 from harts.backends.model.parameters import Draw, initialise
 from harts.backends.model.reference import Reference
 from harts.backends.model.rope import rotate
 from harts.errors import InputError
 from harts.registry import resolve
-from tests.backends.model.cases import FORK, MLA, MOE, compact_layout, config, reference, tensors
+from tests.backends.model.cases import CHUNK, FORK, MLA, MOE, compact_layout, config, reference, tensors
 
 
 def test_is_registered() -> None:
@@ -133,3 +135,16 @@ def test_norms_scale_rows() -> None:
     wanted = torch.full((4,), 6.0, dtype=torch.float64)
     torch.testing.assert_close(norm(x).square().sum(1), wanted, rtol=1e-5, atol=0)
     assert norm(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rule", ["kda", "gdn"])
+def test_a_bound_of_the_log_decays_holds_and_is_told(rule):
+    model = reference(config(rule=rule, least_gate=-0.5))
+    assert model.need(CHUNK).least_gate == -0.5
+    layer = next(each for each in model.module.modules() if isinstance(each, LinearLayer))
+    x = 50 * torch.randn(200, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g = layer._log_decay(x)
+    assert g.min() >= -0.5
+    assert g.max() <= 0.0
+    assert g.min() < -0.4
+    assert reference(config(rule=rule)).need(CHUNK).least_gate == -math.inf

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
-from harts.backends.linear.checks import check_call
+from harts.backends.linear.checks import check_call, check_rows
 from harts.backends.linear.rounds import check_inputs
 from harts.backends.linear.tree.executions import CallExecution, call_execution, fused_schedule
 from harts.backends.linear.tree.grid import CHUNK, Inputs
-from harts.backends.linear.tree.launch import Launcher, configs_for
+from harts.backends.linear.tree.launch import Launcher, configs_for, faults_of
 from harts.backends.linear.tree.machine import interpreted
 from harts.backends.linear.tree.operator import tree_delta_rule
 from harts.backends.linear.tree.rule import Rule
@@ -46,11 +46,16 @@ class TreeConfig(StageConfig):
 
 
 class TreeBackend(LinearAttention):
-    """A delta rule in chunks of 64 tokens; states are float32, products in the dtype of q, k and v."""
+    """A delta rule in chunks of 64 tokens; states are float32, products in the dtype of q, k and v.
+
+    Beside the contract, q, k and v have one dtype of at most 32 bits.
+    """
 
     Config = TreeConfig
     config: TreeConfig
     bitwise: ClassVar[bool] = True
+    gate_dims: ClassVar[int]
+    """Dimensions of g."""
     kernels: ClassVar[tuple[Any, ...]]
     """Kernels whose configuration is pinned."""
     launchers: Callable[[tuple[int, int]], Launcher] | None = None
@@ -86,9 +91,9 @@ class TreeBackend(LinearAttention):
 
     def _machine_faults(self, need: Need) -> list[str]:
         device = torch.device(need.device)
-        if device.type != "cuda":
-            return [] if interpreted() else [f"its kernels need a CUDA device, the pipeline runs on {need.device}"]
-        if not torch.cuda.is_available():
+        if device.type != "cuda" and not interpreted():
+            return [f"its kernels need a CUDA device, the pipeline runs on {need.device}"]
+        if device.type == "cuda" and not torch.cuda.is_available():
             return ["its kernels need a CUDA device, torch finds none"]
         if self.launchers is not None:
             return []
@@ -96,15 +101,15 @@ class TreeBackend(LinearAttention):
             configs = configs_for(device, self.config.kernel_configs)
         except ConfigError as error:
             return [str(error)]
-        missing = sorted({kernel.__name__ for kernel in self.kernels} - set(configs.kernels))
-        return [f"kernel_configs: nothing is said of {', '.join(missing)}"] if missing else []
+        return [f"kernel_configs: {fault}" for fault in faults_of(configs, [each.__name__ for each in self.kernels])]
 
     def mix(self, inputs: dict[str, Tensor], plan: PlanTensors) -> Tensor:
         """Linear attention over the compact rows of one microbatch; see `LinearAttention.mix`."""
         if self.config.execution == "rounds":
             return super().mix(inputs, plan)
         check_inputs(self, inputs, plan)
-        x = self._inputs(inputs)
+        check_rows(inputs)
+        x = self._inputs(inputs, plan.chunk_size)
         rule = self._rule_of(x)
         device = x.v.device
         schedule = plan.once(("tree", device), lambda: fused_schedule(plan, device))
@@ -118,7 +123,7 @@ class TreeBackend(LinearAttention):
             ValueError: the call breaks the contract (shapes, an empty sequence, a state inside a chunk).
         """
         check_call(rows, packed, initial_state)
-        x = self._inputs(rows)
+        x = self._inputs(rows, packed.chunk_size)
         device = x.v.device
         execution: CallExecution = packed.once(("tree", device), lambda: call_execution(packed, device))
         given = initial_state.to(torch.float32).contiguous()
@@ -128,8 +133,18 @@ class TreeBackend(LinearAttention):
             )
         return RoundOutput(output, bank.index_select(0, execution.slot_of_state))
 
-    def _inputs(self, inputs: dict[str, Tensor]) -> Inputs:
-        return Inputs(*(inputs[name].contiguous() for name in Inputs._fields))
+    def _inputs(self, inputs: dict[str, Tensor], chunk_size: int) -> Inputs:
+        x = Inputs(*(inputs[name].contiguous() for name in Inputs._fields))
+        if chunk_size != CHUNK:
+            raise ValueError(f"chunk_size: is {chunk_size}, the kernels' is {CHUNK}")
+        if x.g.dim() != self.gate_dims:
+            raise ValueError(f"g: has shape {tuple(x.g.shape)}, {self.rules[0]} takes {self.gate_dims} dimensions")
+        dtypes = {x.q.dtype, x.k.dtype, x.v.dtype}
+        if len(dtypes) > 1 or not dtypes <= {*GPU_DTYPES, *INTERPRETER_DTYPES}:
+            raise ValueError(
+                f"q, k, v: are {x.q.dtype}, {x.k.dtype}, {x.v.dtype}; one dtype of at most 32 bits is needed"
+            )
+        return x
 
     def _rule_of(self, x: Inputs) -> Rule:
         head_dims = x.k.shape[-1], x.v.shape[-1]

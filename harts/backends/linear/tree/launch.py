@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -89,6 +89,21 @@ def read_configs(path: str | Path) -> KernelConfigs:
     if bad:
         raise ConfigError(f"kernel_configs: {path} has no default configuration of {', '.join(bad)}")
     return configs
+
+
+def faults_of(configs: KernelConfigs, kernels: Iterable[str]) -> list[str]:
+    """Kernels of which a table says nothing, or not all that the shipped ones say."""
+    known = read_configs(next(iter(shipped().values()))).kernels
+    found = []
+    for name in kernels:
+        if name not in configs.kernels:
+            found.append(f"nothing is said of {name}")
+            continue
+        for key, config in configs.kernels[name].items():
+            missing = sorted(set(known[name][DEFAULT]) - set(config))
+            if missing:
+                found.append(f"{name} for {key} lacks {', '.join(missing)}")
+    return found
 
 
 def shipped() -> dict[str, Path]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from harts.backends.linear.tree.grid import Grid, Inputs
 from harts.backends.linear.tree.rule import Backward, Kept, Rule
@@ -79,6 +80,7 @@ class _TreeDeltaRule(torch.autograd.Function):
         return outputs[0], bank
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         rule, schedule = ctx.rule, ctx.schedule
         bank, *saved = ctx.saved_tensors

@@ -31,7 +31,7 @@ def settle_rows_kernel(
     """body[r] = (head[own] if r is owned by a head row, else body[r]) + sum of head[s] over its replays, in order.
 
     Of up to five pairs of tensors, SIZE channels a row (0: no such pair). Sums are float32, or float64 of float64 rows,
-    and rounded once. One program a row and block of channels; each row is listed once.
+    and rounded to the body's dtype at the end. One program a row and block of channels; each row is listed once.
     """
     end_0: tl.constexpr = (SIZE_0 + BLOCK - 1) // BLOCK
     end_1: tl.constexpr = end_0 + (SIZE_1 + BLOCK - 1) // BLOCK

@@ -17,7 +17,7 @@ from harts.backends.linear.tree.kda_chunks import KERNELS as KDA_KERNELS
 from harts.backends.linear.tree.machine import version
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 from harts.errors import ConfigError
-from tests.backends.linear.tree.cases import backend
+from tests.backends.linear.tree.cases import Shape, as_given, backend, layout_of_spec, plan_of, random_inputs
 
 H200 = "NVIDIA H200"
 NEED = Need("cuda", torch.bfloat16, "kda", 64, 4, (2, 4), (128, 128), (4, 2), (32, 32))
@@ -219,3 +219,57 @@ def test_a_table_without_a_kernel_is_refused_by_name(gpu, tmp_path):
     path.write_text(json.dumps(kept), encoding="utf-8")
     (reason,) = backend("gdn", kernel_configs=str(path)).why_not(GDN_NEED)
     assert "forward_states_kernel" in reason
+
+
+def test_a_table_that_says_too_little_of_a_kernel_is_refused(gpu, tmp_path):
+    gpu()
+    path = Path(table(tmp_path / "table.json"))
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    kept["kernels"]["forward_states_kernel"]["128x128"] = {"num_warps": 4}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    (reason,) = backend("gdn", kernel_configs=str(path)).why_not(GDN_NEED)
+    assert reason.endswith("forward_states_kernel for 128x128 lacks BV, num_stages")
+
+
+def test_kernels_of_bounded_gates_need_the_models_bound(gpu):
+    gpu()
+    bounded = backend("kda", safe_gate=True)
+    assert bounded.why_not(replace(NEED, least_gate=-5.0)) == []
+    (reason,) = bounded.why_not(replace(NEED, least_gate=-6.0))
+    assert "at least -5.0" in reason
+    assert len(bounded.why_not(NEED)) == 1
+
+
+def changed(rows: int, rule: str, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    return as_given(random_inputs(rows, rule, Shape(2, 2, 16, 16)) | changes, torch.float32, "cpu")
+
+
+WRONG_INPUTS = {
+    "fewer heads of q": {"q": torch.zeros(10, 1, 16)},
+    "beta of one head": {"beta": torch.zeros(10, 1)},
+    "gates of the other rule": {"g": torch.zeros(10, 2, 16)},
+    "value heads that do not fit": {"v": torch.zeros(10, 3, 16)},
+}
+
+
+@pytest.mark.parametrize("execution", ["fused", "rounds"])
+@pytest.mark.parametrize("fault", WRONG_INPUTS)
+def test_inputs_of_other_shapes_are_refused(fault, execution):
+    layout = layout_of_spec([(-1, 10)])
+    inputs = changed(10, "gdn", **WRONG_INPUTS[fault])
+    with pytest.raises(ValueError, match=r"(shape|heads)"):
+        backend("gdn", execution=execution).mix(inputs, plan_of(layout, "cpu"))
+
+
+def test_rows_of_two_dtypes_are_refused():
+    layout = layout_of_spec([(-1, 10)])
+    inputs = changed(10, "gdn")
+    inputs["v"] = inputs["v"].half()
+    with pytest.raises(ValueError, match="one dtype"):
+        backend("gdn").mix(inputs, plan_of(layout, "cpu"))
+
+
+def test_a_plan_of_other_chunks_is_refused():
+    plan = plan_of(layout_of_spec([(-1, 10)]), "cpu")
+    with pytest.raises(ValueError, match="is 32, the kernels' is 64"):
+        backend("gdn").mix(changed(10, "gdn"), replace(plan, chunk_size=32))

@@ -113,6 +113,15 @@ def test_later_tokens_change_no_bit_of_earlier_outputs_and_gradients(later, seed
     assert alone.same_bits(prefix_run(operator, later, seed, HALF[device], device))
 
 
+def test_second_derivatives_are_refused(device):
+    layout = layout_of_spec([(-1, 10)])
+    inputs = as_given(random_inputs(layout.rows, "gdn", Shape(1, 1, 16, 16)), HALF[device], device)
+    output = backend("gdn").mix(inputs, plan_of(layout, device))
+    (first,) = torch.autograd.grad(output.float().square().sum(), inputs["v"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.float().square().sum().backward()
+
+
 def test_kept_states_give_the_same_bits_as_states_computed_again(device):
     walked_again, kept = (half_result("gdn", {"keep_states": keep}, RETRIES, device) for keep in (False, True))
     assert kept.same_bits(walked_again)
