@@ -25,6 +25,9 @@ with warnings.catch_warnings():  # that there is no GPU is for `why_not` to say
 DEFAULT = "default"
 """Name of a kernel's configuration for head dims that have none of their own."""
 
+DEFAULTED = {"num_warps", "num_stages"}
+"""What a configuration need not say: Triton has values of its own."""
+
 Config = Mapping[str, int]
 """Block sizes, num_warps and num_stages of one launch."""
 
@@ -92,7 +95,7 @@ def read_configs(path: str | Path) -> KernelConfigs:
 
 
 def faults_of(configs: KernelConfigs, kernels: Iterable[str]) -> list[str]:
-    """Kernels of which a table says nothing, or not all that the shipped ones say."""
+    """Kernels of which a table says nothing, or not all block sizes that the shipped ones say."""
     known = read_configs(next(iter(shipped().values()))).kernels
     found = []
     for name in kernels:
@@ -100,7 +103,7 @@ def faults_of(configs: KernelConfigs, kernels: Iterable[str]) -> list[str]:
             found.append(f"nothing is said of {name}")
             continue
         for key, config in configs.kernels[name].items():
-            missing = sorted(set(known[name][DEFAULT]) - set(config))
+            missing = sorted(set(known[name][DEFAULT]) - set(config) - DEFAULTED)
             if missing:
                 found.append(f"{name} for {key} lacks {', '.join(missing)}")
     return found
