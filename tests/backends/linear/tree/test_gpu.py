@@ -155,6 +155,28 @@ def test_thirty_runs_have_the_same_bits_whether_states_are_kept_or_walked_again(
         assert first.same_bits(forest_result(case, device, keep_states=number % 2 == 1)), f"run {number}"
 
 
+@pytest.mark.parametrize("execution", ["fused", "rounds"])
+@pytest.mark.parametrize("case", USUAL, ids=str)
+def test_the_host_does_not_wait_inside_a_layer(case, execution, device):
+    layout = layout_of_spec(FOREST)
+    plan, inputs, operator = (
+        plan_of(layout, device),
+        case.inputs(layout.rows, device),
+        case.operator(execution=execution),
+    )
+
+    def layer() -> None:
+        output = operator.mix(inputs, plan)
+        torch.autograd.grad(output, list(inputs.values()), torch.ones_like(output))
+
+    layer()  # makes what all layers of a plan share
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("case", USUAL, ids=str)
 def test_what_free_memory_holds_reaches_nothing(case, device):
     first = forest_result(case, device)
