@@ -21,3 +21,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     conformance.addoption("--device", default="cpu", help="where it runs (cpu)")
     conformance.addoption("--dtype", default="float64", choices=DTYPES, help="of q, k and v (float64)")
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts from what the code gives")
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command; give (exit code, stdout, stderr)."""
+    from harts.cli import main
+
+    def run(*words):
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -32,19 +32,6 @@ def dumps(path, tmp_path):
     return folder
 
 
-@pytest.fixture
-def call(capsys):
-    """Run a command; give (exit code, stdout, stderr)."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 def test_check_says_ok(call, path):
     code, out, err = call("check", path)
     assert (code, err) == (0, "")

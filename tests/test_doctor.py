@@ -22,7 +22,6 @@ from harts.backends.linear.tree.reference import (
     unit_inverse,
     w_and_u,
 )
-from harts.cli import main
 from tests.backends.linear import interpreter
 from tests.backends.linear.calls import naive, packed_call, random_rows
 
@@ -54,17 +53,6 @@ def pipeline(tmp_path):
         return path
 
     return write
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def report_of(call, *words):

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import harts
-from harts.cli import main
 from harts.errors import ConfigError
 from harts.ir import PerMicrobatch
 from harts.ir.codec import load
@@ -23,19 +22,6 @@ PIPELINES = Path(__file__).resolve().parents[1] / "pipelines"
 QUICKSTART = PIPELINES / "quickstart.yaml"
 SYNTHETIC = {"trajectories": 96, "semantic_tokens": 46727, "compact_tokens": 19175}
 """What the README of the data says of the bundled rollouts."""
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command; give (exit code, stdout, stderr)."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

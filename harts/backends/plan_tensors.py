@@ -72,6 +72,12 @@ class LinearRound:
     states: list[int]
     """States that the call returns, [P]."""
 
+    def replayed(self) -> Int64:
+        """Packed index of the replay rows, on the host, [T - own]."""
+        replay = np.ones(len(self.gather), dtype=np.bool_)
+        replay[self.own.cpu().numpy()] = False
+        return np.flatnonzero(replay)
+
 
 @dataclass(frozen=True)
 class AttentionViews:

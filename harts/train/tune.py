@@ -19,7 +19,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from harts.backends.base import Need
 from harts.backends.linear.tree.backend import TreeBackend
 from harts.backends.linear.tree.launch import Config, KernelConfigs, Launcher, head_dims_key, read_configs, shipped
-from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
+from harts.backends.linear.tree.states import KERNELS as STATE_KERNELS
 from harts.errors import BackendError, ConfigError
 from harts.pipeline import Pipeline
 from harts.train.doctor import built, need_of
@@ -29,7 +29,6 @@ from harts.train.versions import versions
 
 DEFAULTS = "NVIDIA H200"
 """GPU whose shipped table serves where a GPU has none."""
-STATE_KERNELS = (forward_states_kernel, backward_states_kernel)
 
 
 class Timer(Protocol):

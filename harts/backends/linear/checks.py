@@ -11,8 +11,6 @@ from harts.backends.base import Need, Rule
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.plan_tensors import PackedCall
 
-__all__ = ["check_call", "check_rows", "why_not", "wide_dtype"]
-
 
 def why_not(need: Need) -> list[str]:
     """Every reason why the reference backends cannot serve `need`; empty if they can."""

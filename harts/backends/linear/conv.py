@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, silu
 
-from harts.backends.linear.checks import wide_dtype
+from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.plan_tensors import PlanTensors
 
 

@@ -18,6 +18,7 @@ from harts.backends.linear.conv_kernels import (
     forward_kernel,
 )
 from harts.backends.linear.conv_users import SharedRows, shared_rows
+from harts.backends.linear.sizes import ceil_div
 from harts.backends.plan_tensors import PlanTensors
 
 
@@ -30,7 +31,7 @@ class Blocks(NamedTuple):
 
     def programs(self, row_blocks: int, channels: int) -> tuple[int]:
         """The grid of a launch."""
-        return (row_blocks * _ceil_div(channels, self.channels),)
+        return (row_blocks * ceil_div(channels, self.channels),)
 
     def constants(self) -> dict[str, int]:
         """Arguments that kernels are compiled for."""
@@ -80,14 +81,10 @@ def _adjacent_channels(x_RD: Tensor) -> Tensor:
     return x_RD if x_RD.stride(1) == 1 else x_RD.contiguous()
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _forward(x_RD: Tensor, weight_WD: Tensor, row_WC: Tensor) -> Tensor:
     (total, channels), (width, rows) = x_RD.shape, row_WC.shape
     y_RD = x_RD.new_empty(total, channels)
-    grid = FORWARD.programs(_ceil_div(total, FORWARD.rows), channels)
+    grid = FORWARD.programs(ceil_div(total, FORWARD.rows), channels)
     forward_kernel[grid](
         x_RD, weight_WD, row_WC, y_RD, rows, total, channels, x_RD.stride(0), W=width, **FORWARD.constants()
     )
@@ -97,7 +94,7 @@ def _forward(x_RD: Tensor, weight_WD: Tensor, row_WC: Tensor) -> Tensor:
 def _backward_mixed(x_RD: Tensor, weight_WD: Tensor, row_WC: Tensor, dy_RD: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of what SiLU is applied to, float32 [C, D], and of the weight, [W, D]."""
     channels, (width, rows) = x_RD.shape[1], row_WC.shape
-    row_blocks = _ceil_div(rows, BACKWARD_MIXED.rows)
+    row_blocks = ceil_div(rows, BACKWARD_MIXED.rows)
     dz_CD = x_RD.new_empty(rows, channels, dtype=torch.float32)
     part_NWD = x_RD.new_empty(row_blocks, width, channels, dtype=torch.float32)
     strides = x_RD.stride(0), dy_RD.stride(0)
@@ -112,7 +109,7 @@ def _backward_rows(dz_CD: Tensor, weight_WD: Tensor, row_WC: Tensor, shared: Sha
     """Gradient of the input [R, D]: every row as if only the rows after it read it, then the shared rows again."""
     (total, channels), (width, rows) = x_RD.shape, row_WC.shape
     dx_RD = x_RD.new_empty(total, channels)
-    grid = BACKWARD_ROWS.programs(_ceil_div(total, BACKWARD_ROWS.rows), channels)
+    grid = BACKWARD_ROWS.programs(ceil_div(total, BACKWARD_ROWS.rows), channels)
     backward_rows_kernel[grid](
         dz_CD, weight_WD, row_WC, dx_RD, rows, total, channels, W=width, **BACKWARD_ROWS.constants()
     )

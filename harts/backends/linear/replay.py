@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harts.backends.linear.dtypes import wide_dtype
+from harts.backends.linear.tree.settlement import Settlement, settlement
 from harts.backends.plan_tensors import PlanTensors
 from harts.ir.runs import offsets
 
@@ -24,12 +25,8 @@ class Replays(NamedTuple):
     """Compact row of each packed row, [T]."""
     own: Tensor
     """The packed row that owns each compact row that is a token, [C]."""
-    row: Tensor
-    """Compact rows that are replayed, each once, [A]."""
-    offset: Tensor
-    """Replays of each of them, [A + 1]."""
-    source: Tensor
-    """Packed row of each replay, rising within a compact row."""
+    sums: Settlement
+    """Compact rows that are replayed, and the packed rows that replay them; none is owned by one of those."""
 
 
 def gather_rows(x: Tensor, plan: PlanTensors) -> Tensor:
@@ -45,14 +42,11 @@ def gather_rows(x: Tensor, plan: PlanTensors) -> Tensor:
 def _replays(plan: PlanTensors) -> Replays:
     gather = torch.cat([each.gather for each in plan.rounds])
     begin = offsets(np.array([len(each.gather) for each in plan.rounds], dtype=np.int64)).tolist()
-    own = torch.cat([each.own + base for each, base in zip(plan.rounds, begin, strict=False)])
-    replayed = np.ones(len(gather), dtype=np.bool_)
-    replayed[own.cpu().numpy()] = False
-    source = np.flatnonzero(replayed)
-    row, place, counts = np.unique(gather.cpu().numpy()[source], return_inverse=True, return_counts=True)
-    ordered = source[np.argsort(place, kind="stable")]
-    put = [torch.from_numpy(each).to(gather.device) for each in (row, offsets(counts), ordered)]
-    return Replays(gather, own, *put)
+    rounds = list(zip(plan.rounds, begin, strict=False))
+    own = torch.cat([each.own + base for each, base in rounds])
+    replayed = np.concatenate([each.replayed() + base for each, base in rounds])
+    none = np.zeros(0, dtype=np.int64)
+    return Replays(gather, own, settlement(gather.cpu().numpy(), none, replayed, gather.device))
 
 
 class _Gather(torch.autograd.Function):
@@ -67,19 +61,18 @@ class _Gather(torch.autograd.Function):
         replays, packed = ctx.replays, grads[0].contiguous()
         dx = packed.new_zeros(ctx.rows, *packed.shape[1:])
         dx[: len(replays.own)] = packed.index_select(0, replays.own)
-        if len(replays.row):
-            _add_replays(dx, packed, replays)
+        if len(replays.sums.row):
+            _add_replays(dx, packed, replays.sums)
         return dx, None
 
 
-def _add_replays(dx: Tensor, packed: Tensor, replays: Replays) -> None:
+def _add_replays(dx: Tensor, packed: Tensor, sums: Settlement) -> None:
     if dx.is_cuda:
         from harts.backends.linear.tree.settle import settle_rows  # noqa: PLC0415  (Triton, where there is a GPU)
 
-        nobody = torch.full_like(replays.row, -1)
-        settle_rows([dx], [packed], replays.row, nobody, replays.offset, replays.source)
+        settle_rows([dx], [packed], *sums)
         return
-    wide = dx.index_select(0, replays.row).to(wide_dtype(dx))
-    place = torch.repeat_interleave(torch.arange(len(replays.row)), replays.offset.diff())
-    wide.index_add_(0, place, packed.index_select(0, replays.source).to(wide.dtype))  # in order on a CPU
-    dx[replays.row] = wide.to(dx.dtype)
+    wide = dx.index_select(0, sums.row).to(wide_dtype(dx))
+    place = torch.repeat_interleave(torch.arange(len(sums.row)), sums.offset.diff())
+    wide.index_add_(0, place, packed.index_select(0, sums.source).to(wide.dtype))  # in order on a CPU
+    dx[sums.row] = wide.to(dx.dtype)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
 
-from harts.backends.base import LinearAttention, RoundOutput
+from harts.backends.base import LinearAttention, Need, RoundOutput
+from harts.backends.linear.inputs import delta_inputs
 from harts.backends.linear.naive import Naive
 from harts.backends.linear.recurrent import Recurrent
 from harts.backends.plan_tensors import PackedCall
@@ -28,18 +28,8 @@ def recurrent() -> Recurrent:
 
 def random_rows(count: int, rule: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Leaves q, k, v, g, beta of `count` rows."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
-    rows = {
-        "q": normalize(normal(count, H, K), dim=-1),
-        "k": normalize(normal(count, H, K), dim=-1),
-        "v": normal(count, HV, V),
-        "g": logsigmoid(normal(count, HV, K) if rule == "kda" else normal(count, HV)) * 0.3,
-        "beta": normal(count, HV).sigmoid(),
-    }
+    need = Need("cpu", torch.float64, rule, 1, 4, (H, HV), (K, V), (1, 1), (8, 8))
+    rows = delta_inputs(count, need, torch.Generator().manual_seed(seed))
     return {name: x.to(dtype).requires_grad_() for name, x in rows.items()}
 
 

@@ -113,8 +113,7 @@ class TreeBackend(LinearAttention):
         rule = self._rule_of(x)
         device = x.v.device
         schedule = plan.once(("tree", device), lambda: fused_schedule(plan, device))
-        with torch.cuda.device(device if x.v.is_cuda else -1):  # kernels are launched on the current device
-            return tree_delta_rule(rule, schedule, x, _no_states(x), keep_states=self.config.keep_states)[0]
+        return tree_delta_rule(rule, schedule, x, _no_states(x), keep_states=self.config.keep_states)[0]
 
     def call(self, rows: dict[str, Tensor], packed: PackedCall, initial_state: Tensor) -> RoundOutput:
         """Run N independent sequences; see `LinearAttention.call`.
@@ -127,10 +126,9 @@ class TreeBackend(LinearAttention):
         device = x.v.device
         execution: CallExecution = packed.once(("tree", device), lambda: call_execution(packed, device))
         given = initial_state.to(torch.float32).contiguous()
-        with torch.cuda.device(device if x.v.is_cuda else -1):
-            output, bank = tree_delta_rule(
-                self._rule_of(x), execution.schedule, x, given, keep_states=self.config.keep_states
-            )
+        output, bank = tree_delta_rule(
+            self._rule_of(x), execution.schedule, x, given, keep_states=self.config.keep_states
+        )
         return RoundOutput(output, bank.index_select(0, execution.slot_of_state))
 
     def _inputs(self, inputs: dict[str, Tensor], chunk_size: int) -> Inputs:

@@ -28,7 +28,7 @@ def fused_schedule(plan: PlanTensors, device: torch.device) -> Schedule:
         Sequences(
             cu_rows=cu_rows,
             replay=length - own,
-            replay_row=np.concatenate([_replay_rows(each.gather, each.own) for each in plan.rounds]),
+            replay_row=np.concatenate([each.gather.cpu().numpy()[each.replayed()] for each in plan.rounds]),
             source=slot[source],
             given=0,
             producer=producer[order],
@@ -47,13 +47,6 @@ def _produced(plan: PlanTensors, counts: list[int]) -> tuple[Int64, Int64, Int64
     )
     after = np.concatenate([each.call.state_offset.numpy() for each in plan.rounds])
     return states, producer, after
-
-
-def _replay_rows(gather: Tensor, own: Tensor) -> Int64:
-    keep = np.ones(len(gather), dtype=np.bool_)
-    keep[own.cpu().numpy()] = False
-    rows: Int64 = gather.cpu().numpy()[keep]
-    return rows
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.linear.tree.expected_states import backward_states, forward_states
+from harts.backends.linear.tree.grid import SUB_CHUNK
 from harts.backends.linear.tree.reference import (
     Chunks,
     chunk_scores,
@@ -27,7 +28,6 @@ from harts.backends.linear.tree.reference import (
     wide,
 )
 
-SUB_CHUNK = 16
 Arguments = Mapping[str, Any]
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """Output -> (what was written, what should have been), where the kernel writes, both float64."""

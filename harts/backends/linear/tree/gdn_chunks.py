@@ -5,7 +5,6 @@ Names as in `kda_chunks`. One gate a head; q and k enter the recurrence as they 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,13 +13,10 @@ from fla.ops.gated_delta_rule import chunk_fwd, wy_fast
 from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
 from torch import Tensor
 
-from harts.backends.linear.tree.grid import CHUNK, Grid, Inputs
+from harts.backends.linear.sizes import ceil_div
+from harts.backends.linear.tree.grid import CHUNK, SUB_CHUNK, Grid, Inputs
 from harts.backends.linear.tree.launch import bare
-from harts.backends.linear.tree.rule import Backward, Kept, Rows, Rule
-from harts.backends.linear.tree.sizes import ceil_div
-
-SUB_CHUNK = 16
-LOG2_E = math.log2(math.e)
+from harts.backends.linear.tree.rule import LOG2_E, Backward, Kept, Rows, Rule
 
 CUMSUM = bare(chunk_local_cumsum_scalar_kernel)
 SOLVE = bare(chunk_fwd.chunk_gated_delta_rule_fwd_kkt_solve_kernel)
@@ -161,8 +157,8 @@ class GdnChunks(Rule):
         return Inputs(dq, dk.add_(dk_solve), dv, dg, dbeta)
 
     def _shared(self, x: Inputs, g: Tensor, grid: Grid, *names: str) -> dict[str, Any]:
-        shared = {name: value for name, value in self.shared(x, grid).items() if name not in {"q", "k"} - set(names)}
-        return shared | {"g": g, "chunk_indices": grid.chunk_indices, "BT": CHUNK, "USE_G": True}
+        common = {"g": g, "chunk_indices": grid.chunk_indices, "BT": CHUNK, "USE_G": True}
+        return self.shared(x, grid, *names) | common
 
     def _cumsum(self, source: Tensor, target: Tensor, grid: Grid, *, scale: float | None, reverse: bool) -> None:
         heads = source.shape[1]

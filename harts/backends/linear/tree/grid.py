@@ -14,6 +14,8 @@ from harts.ir.runs import offsets
 
 CHUNK = 64
 """Tokens a chunk."""
+SUB_CHUNK = 16
+"""Tokens of the blocks on the diagonal of a chunk's matrices."""
 
 
 class Inputs(NamedTuple):

@@ -6,22 +6,18 @@ the cumulative gate of a chunk in log2, `scores` and `solve` are A_qk and (I + A
 
 from __future__ import annotations
 
-import math
-
 import torch
 from fla.ops.gla.chunk import chunk_gla_fwd_kernel_o
 from fla.ops.kda import chunk_bwd, chunk_intra, chunk_intra_token_parallel, wy_fast
 from fla.ops.utils.cumsum import chunk_local_cumsum_vector_kernel
 from torch import Tensor
 
-from harts.backends.linear.tree.grid import CHUNK, Grid, Inputs
+from harts.backends.linear.sizes import ceil_div, power_of_two
+from harts.backends.linear.tree.grid import CHUNK, SUB_CHUNK, Grid, Inputs
 from harts.backends.linear.tree.launch import Launcher, bare
 from harts.backends.linear.tree.machine import interpreted
-from harts.backends.linear.tree.rule import Backward, Kept, Rows, Rule
-from harts.backends.linear.tree.sizes import ceil_div, power_of_two
+from harts.backends.linear.tree.rule import LOG2_E, Backward, Kept, Rows, Rule
 
-SUB_CHUNK = 16
-LOG2_E = math.log2(math.e)
 SAFE_GATE_SHIFT = 2.0 * LOG2_E
 """Where the kernels of bounded gates put the reference gate, as chunk_kda does."""
 
@@ -57,7 +53,7 @@ class KdaChunks(Rule):
         scores = x.k.new_empty(rows, value_heads, CHUNK)
         solve = x.k.new_zeros(rows, value_heads, CHUNK)  # kernels write the lower blocks alone
         diagonal = x.k.new_empty(rows, value_heads, SUB_CHUNK, dtype=torch.float32)
-        shared = self.shared(x, grid) | {"g": g, "beta": x.beta, "Aqk": scores, "scale": self.scale}
+        shared = self.shared(x, grid, "q", "k") | {"g": g, "beta": x.beta, "Aqk": scores, "scale": self.scale}
         shared |= {"BT": CHUNK, "BC": SUB_CHUNK}
         block = power_of_two(self.key_dim)
         if self.safe_gate:
@@ -97,7 +93,7 @@ class KdaChunks(Rule):
         self.launcher.run(
             WY,
             (grid.chunks, value_heads),
-            **self.shared(x, grid),
+            **self.shared(x, grid, "q", "k"),
             qg=q if with_q else None,
             kg=k,
             v=x.v,
@@ -118,12 +114,10 @@ class KdaChunks(Rule):
 
     def outputs(self, x: Inputs, kept: Kept, grid: Grid, states: Tensor, errors: Tensor) -> Tensor:  # noqa: D102
         output = torch.empty_like(x.v)
-        shared = self.shared(x, grid)
-        del shared["k"]
         self.launcher.run(
             OUTPUT,
             (ceil_div(self.value_dim, self.launcher.config(OUTPUT)["BV"]) * grid.chunks, x.v.shape[1]),
-            **shared,
+            **self.shared(x, grid, "q"),
             v=errors,
             g=kept.g,
             h=states,
@@ -145,7 +139,7 @@ class KdaChunks(Rule):
         self.launcher.run(
             SCORES_BACKWARD,
             (grid.chunks, x.v.shape[1]),
-            **self.shared(x, grid),
+            **self.shared(x, grid, "q", "k"),
             v=errors,
             A=kept.scores,
             do=do,
@@ -165,7 +159,7 @@ class KdaChunks(Rule):
         dv = torch.empty_like(x.v, dtype=dtype)
         dbeta = torch.empty_like(x.beta, dtype=torch.float32)
         dsolve = torch.empty_like(kept.solve, dtype=torch.float32)
-        shared = self.shared(x, grid) | {"g": kept.g, "beta": x.beta, "chunk_indices": grid.chunk_indices}
+        shared = self.shared(x, grid, "q", "k") | {"g": kept.g, "beta": x.beta, "chunk_indices": grid.chunk_indices}
         self.launcher.run(
             STATES_BACKWARD,
             (grid.chunks, x.v.shape[1]),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from harts.backends.linear.tree.sizes import power_of_two
+from harts.backends.linear.sizes import power_of_two
 from harts.errors import ConfigError
 
 with warnings.catch_warnings():  # that there is no GPU is for `why_not` to say

@@ -39,7 +39,8 @@ def tree_delta_rule(
         float32 [S, HV, K, V]: the given ones, then the produced ones. Differentiable in the inputs and in `given`;
         gradients of the bank's states flow into the recurrence that produced them.
     """
-    output, bank = _TreeDeltaRule.apply(rule, schedule, keep_states, *x, given)  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x.v):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+        output, bank = _TreeDeltaRule.apply(rule, schedule, keep_states, *x, given)  # type: ignore[no-untyped-call]
     return output, bank
 
 
@@ -109,12 +110,12 @@ class _TreeDeltaRule(torch.autograd.Function):
 
 def _sides(schedule: Schedule, saved: list[Tensor]) -> tuple[list[_Side], list[Walked]]:
     """The buffers from what was saved, and what the forward walk left of them, if that was kept."""
-    grids = [schedule.body, *([schedule.heads.grid] if schedule.heads is not None else [])]
-    width, inputs = len(saved) // len(grids), len(Inputs._fields)
-    parts = [saved[i * width : (i + 1) * width] for i in range(len(grids))]
+    width, inputs = len(saved) // len(schedule.grids), len(Inputs._fields)
+    parts = [saved[i : i + width] for i in range(0, len(saved), width)]
     kept = inputs + len(Kept._fields)
     sides = [
-        _Side(Inputs(*part[:inputs]), Kept(*part[inputs:kept]), grid) for part, grid in zip(parts, grids, strict=True)
+        _Side(Inputs(*part[:inputs]), Kept(*part[inputs:kept]), grid)
+        for part, grid in zip(parts, schedule.grids, strict=True)
     ]
     return sides, [Walked(*part[kept:]) for part in parts if len(part) > kept]
 

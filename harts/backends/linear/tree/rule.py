@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from harts.backends.linear.sizes import power_of_two
 from harts.backends.linear.tree.grid import Grid, Inputs
 from harts.backends.linear.tree.launch import Launcher
-from harts.backends.linear.tree.sizes import power_of_two
+
+LOG2_E = math.log2(math.e)
+"""Gates are summed in log2."""
 
 
 class Kept(NamedTuple):
@@ -92,11 +96,9 @@ class Rule(ABC):
         Those that plain calls round to the inputs' dtype come in `dtype`, all others in float32.
         """
 
-    def shared(self, x: Inputs, grid: Grid) -> dict[str, Any]:
-        """Arguments that nearly all kernels take."""
-        return {
-            "q": x.q,
-            "k": x.k,
+    def shared(self, x: Inputs, grid: Grid, *names: str) -> dict[str, Any]:
+        """Arguments that nearly all kernels take, and the inputs that are named."""
+        return {name: getattr(x, name) for name in names} | {
             "cu_seqlens": grid.cu_seqlens,
             "T": grid.rows,
             "H": x.k.shape[1],

@@ -18,6 +18,7 @@ from torch import Tensor
 from harts.backends.linear.tree import table
 from harts.backends.linear.tree.grid import CHUNK, Grid, chunk_grid
 from harts.backends.linear.tree.order import Chains, backward_order, forward_order
+from harts.backends.linear.tree.settlement import Settlement, settlement
 from harts.ir.base import Int64
 from harts.ir.runs import expand_runs, offsets
 
@@ -45,19 +46,6 @@ class Sequences:
     """Sequence that produces each state, rising, [P]."""
     produced_after: Int64
     """Rows of the producer after which it is taken, replay rows included: whole chunks or all, [P]."""
-
-
-class Settlement(NamedTuple):
-    """Rows whose value is elsewhere or has to be added to; see `settle_rows_kernel`. A rows, J replays."""
-
-    row: Tensor
-    """Each row once, [A]."""
-    own: Tensor
-    """Head row that holds it, -1 is none, [A]."""
-    offset: Tensor
-    """Replays of each row, [A + 1]."""
-    source: Tensor
-    """Head row of each replay, rising within a row, [J]."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +80,11 @@ class Schedule:
     given: int
     slots: int
     places: int
+
+    @property
+    def grids(self) -> list[Grid]:
+        """That of the body, then that of the heads, if there are any."""
+        return [self.body] if self.heads is None else [self.body, self.heads.grid]
 
 
 class _Pieces(NamedTuple):
@@ -192,16 +185,6 @@ def _heads(sequences: Sequences, head: Int64, skipped: Int64, device: torch.devi
         grid=chunk_grid(head[head > 0], np.ones(np.count_nonzero(head), dtype=np.bool_), device),
         row=put(row),
         replayed=torch.from_numpy(mask).to(device)[:, None, None],
-        outputs=Settlement(*map(put, _settlement(row, owned, none))),
-        gradients=Settlement(*map(put, _settlement(row, owned, replayed))),
+        outputs=settlement(row, owned, none, device),
+        gradients=settlement(row, owned, replayed, device),
     )
-
-
-def _settlement(row: Int64, owned: Int64, replayed: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Columns of a `Settlement` of head rows that are `owned` and that are `replayed`."""
-    affected, place = np.unique(np.concatenate([row[owned], row[replayed]]), return_inverse=True)
-    own = np.full(len(affected), -1, dtype=np.int64)
-    own[place[: len(owned)]] = owned
-    target = place[len(owned) :]
-    counts = np.bincount(target, minlength=len(affected))
-    return affected, own, offsets(counts), replayed[np.argsort(target, kind="stable")]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from harts.backends.linear.sizes import ceil_div
 from harts.backends.linear.tree.row_kernels import settle_rows_kernel
-from harts.backends.linear.tree.sizes import ceil_div
 
 BLOCK = 1024
 """Channels of a row that one program handles."""

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harts.backends.linear.sizes import ceil_div, power_of_two
 from harts.backends.linear.tree.rule import Rows, Rule
 from harts.backends.linear.tree.schedule import Schedule
-from harts.backends.linear.tree.sizes import power_of_two
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 
 KERNELS = (forward_states_kernel, backward_states_kernel)
@@ -39,10 +39,9 @@ class Recurrence:
         """Of each buffer: what the recurrence reads, its gates, and what a forward walk has left, if it has been."""
         self.rule, self.schedule = rule, schedule
         self.rows, self.gates = rows, gates
-        grids = [schedule.body, *([schedule.heads.grid] if schedule.heads else [])]
         value_heads = rows[0].w.shape[1]
         shape = value_heads, rule.key_dim, rule.value_dim
-        self.chunk_shapes = [(grid.chunks, *shape) for grid in grids]
+        self.chunk_shapes = [(grid.chunks, *shape) for grid in schedule.grids]
         self.walked = walked or [
             Walked(each.w.new_empty(size), torch.empty_like(each.u))
             for each, size in zip(rows, self.chunk_shapes, strict=True)
@@ -108,7 +107,7 @@ class Recurrence:
         return dstates, dsource
 
     def _blocks(self, kernel: Any) -> int:
-        return -(-self.rule.value_dim // self.rule.launcher.config(kernel)["BV"])
+        return ceil_div(self.rule.value_dim, self.rule.launcher.config(kernel)["BV"])
 
     def _counters(self, kernel: Any) -> Tensor:
         """One counter a slot, value head and block of value channels."""

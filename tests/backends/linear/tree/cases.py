@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
 
-from harts.backends.base import LinearAttention
+from harts.backends.base import LinearAttention, Need
+from harts.backends.linear.inputs import delta_inputs
 from harts.backends.linear.naive import Naive
 from harts.backends.plan_tensors import PlanTensors, build_plan_tensors
 from harts.ir import CompactLayout
@@ -61,19 +61,9 @@ def plan_of(layout: CompactLayout, device: str) -> PlanTensors:
 
 def random_inputs(rows: int, rule: str, shape: Shape, seed: int = 0) -> dict[str, Tensor]:
     """Inputs in float64, on the host."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=draw, dtype=torch.float64)
-
-    gates = (shape.value_heads, shape.key_dim) if rule == "kda" else (shape.value_heads,)
-    return {
-        "q": normalize(normal(rows, shape.heads, shape.key_dim), dim=-1),
-        "k": normalize(normal(rows, shape.heads, shape.key_dim), dim=-1),
-        "v": normal(rows, shape.value_heads, shape.value_dim),
-        "g": logsigmoid(normal(rows, *gates)) * 0.3,
-        "beta": normal(rows, shape.value_heads).sigmoid(),
-    }
+    heads, dims = (shape.heads, shape.value_heads), (shape.key_dim, shape.value_dim)
+    need = Need("cpu", torch.float64, rule, CHUNK, 4, heads, dims, (1, 1), (8, 8))
+    return delta_inputs(rows, need, torch.Generator().manual_seed(seed))
 
 
 def as_given(inputs: dict[str, Tensor], dtype: torch.dtype, device: str) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ import torch
 
 from harts.backends.linear.tree import schedule as tree_schedule
 from harts.backends.linear.tree.grid import CHUNK, Grid
-from harts.backends.linear.tree.schedule import Schedule, Settlement
+from harts.backends.linear.tree.schedule import Schedule
+from harts.backends.linear.tree.settlement import Settlement
 
 Path = list[int]
 """Rows from the start of a trajectory on; rows below 0 stand for given states."""
