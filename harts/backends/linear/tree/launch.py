@@ -39,12 +39,14 @@ class KernelConfigs:
     device: str
     """Name of the GPU, as torch gives it."""
     kernels: Mapping[str, Mapping[str, Config]]
-    """Kernel name -> `KxV` (powers of two) or `default` -> configuration."""
+    """Kernel name -> `KxV` (powers of two), `Kxany` or `default`, the first that is there -> configuration."""
 
     def of(self, kernel: str, head_dims: tuple[int, int]) -> Config:
         """Configuration of a kernel for head dims (K, V)."""
         found = self.kernels[kernel]
-        return found.get(head_dims_key(head_dims), found[DEFAULT])
+        key = head_dims_key(head_dims)
+        any_value_dim = key.split("x")[0] + "xany"
+        return found.get(key, found.get(any_value_dim, found[DEFAULT]))
 
 
 def head_dims_key(head_dims: tuple[int, int]) -> str:

@@ -203,11 +203,12 @@ def test_shipped_tables_hold_every_kernel():
         assert names == set(launch.read_configs(path).kernels)
 
 
-def test_head_dims_have_a_configuration_of_their_own_or_the_default():
-    own, default = {"BV": 16}, {"BV": 32}
-    configs = launch.KernelConfigs("d", {"k": {"128x64": own, "default": default}})
+def test_head_dims_have_a_configuration_of_their_own_or_of_their_key_dim_or_the_default():
+    own, any_value_dim, default = {"BV": 16}, {"BV": 64}, {"BV": 32}
+    configs = launch.KernelConfigs("d", {"k": {"128x64": own, "128xany": any_value_dim, "default": default}})
     assert configs.of("k", (128, 64)) == own
     assert configs.of("k", (96, 33)) == own
+    assert configs.of("k", (128, 128)) == any_value_dim
     assert configs.of("k", (64, 128)) == default
 
 

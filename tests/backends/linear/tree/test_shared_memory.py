@@ -9,8 +9,8 @@ import pytest
 
 MOST = 232_448
 """Bytes of shared memory that one program can have on Hopper."""
-BLOCKS = (64, 128, 256)
-"""Key dims are rounded up to them."""
+HEAD_DIMS = ((64, 128), (128, 128), (256, 16), (256, 32), (256, 128), (256, 256))
+"""Key and value dims; key dims are rounded up to 64, 128 or 256."""
 
 PROGRAM = """
 import json, sys
@@ -20,16 +20,16 @@ from triton.compiler import ASTSource
 from harts.backends.linear.tree import launch
 from harts.backends.linear.tree.states import KERNELS
 
-key_dim = int(sys.argv[1])
+key_dim, value_dim = map(int, sys.argv[1:])
 configs = launch.read_configs(next(iter(launch.shipped().values())))
 floats = {"g", "g_head", "bank", "dbank", "dsource"}
 indices = {"sequences", "spans", "consumers"}
 found = {}
 for kernel in KERNELS:
     for scalar in (False, True):
-        config = dict(configs.of(kernel.__name__, (key_dim, 128)))
+        config = dict(configs.of(kernel.__name__, (key_dim, value_dim)))
         options = {name: config.pop(name) for name in ("num_warps", "num_stages")}
-        constants = config | {"H": 8, "HV": 8, "K": key_dim, "V": 128, "BK": key_dim}
+        constants = config | {"H": 8, "HV": 8, "K": key_dim, "V": value_dim, "BK": key_dim}
         constants |= {"SCALAR_GATE": scalar, "WRITE": True}
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
         types = {
@@ -48,11 +48,15 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("key_dim", BLOCKS)
-def test_shipped_configurations_fit(key_dim):
+@pytest.mark.parametrize(("key_dim", "value_dim"), HEAD_DIMS)
+def test_shipped_configurations_fit(key_dim, value_dim):
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(key_dim)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, str(key_dim), str(value_dim)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     taken = json.loads(done.stdout)
