@@ -1,7 +1,9 @@
 """`harts tune`: the choice on made-up kernels and times, and the whole path once in the interpreter."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 pytest.importorskip("fla")
 
 from triton.errors import TritonError
+from triton.runtime._async_compile import active_mode
 
 import harts
 import harts.train.doctor_checks
@@ -17,6 +20,7 @@ from harts.backends.linear.tree.launch import Launcher, read_configs, shipped
 from harts.backends.linear.tree.state_kernels import backward_states_kernel, forward_states_kernel
 from harts.cli import main
 from harts.errors import BackendError
+from harts.train import precompile as compiling
 from harts.train import tune as tuning
 from harts.train.doctor_checks import Check
 from harts.train.kernel_cases import tuning_spec
@@ -68,24 +72,38 @@ class Kernel:
 
     def __init__(self, clock, error=None):
         self.clock, self.error = clock, error
+        self.compiled = {}
 
     def __getitem__(self, grid):
         def launch(*, num_warps, **constants):
-            if num_warps == 8 and self.error is not None:
-                raise self.error
+            if num_warps in self.compiled:
+                self.compiled[num_warps].result()
+            self._compile(num_warps)
             self.clock.running = num_warps
 
         return launch
+
+    def warmup(self, *, grid, num_warps, **constants):
+        """As Triton's: the future kernel is what a later launch finds, whether or not it compiled."""
+        assert grid == (1,)
+        submitted = active_mode.get().submit(num_warps, lambda: self._compile(num_warps), lambda _: None)
+        self.compiled[num_warps] = submitted
+
+    def _compile(self, num_warps):
+        if num_warps == 8 and self.error is not None:
+            raise self.error
+        return num_warps
 
 
 @pytest.fixture
 def choose(path, monkeypatch):
     """Tune the one kernel of a made-up operator, some warps of which are wrong."""
 
-    def run(times, tried, repeats=1, wrong=(), error=None):
+    def run(times, tried, repeats=1, *, wrong=(), error=None, jobs=1):
         clock = Clock(times)
-        kernel = Kernel(clock, error)
-        monkeypatch.setattr(tuning, "run", lambda backend, _: backend.launchers((16, 40)).run(kernel, (1,)))
+        kernel = clock.kernel = Kernel(clock, error)
+        for module in (tuning, compiling):
+            monkeypatch.setattr(module, "run", lambda backend, _: backend.launchers((16, 40)).run(kernel, (1,)))
 
         def checked(backend, need):
             warps = backend.launchers((16, 40)).config(kernel)["num_warps"]
@@ -95,7 +113,8 @@ def choose(path, monkeypatch):
         for name in ("operator_check", "linear_checks"):
             monkeypatch.setattr(tuning, name, lambda *_: [])
         said = []
-        table = tuning.tune(harts.load(path), tuning.Effort(12, repeats), clock, said.append, lambda *_: tried)
+        effort = tuning.Effort(12, repeats)
+        table = tuning.tune(harts.load(path), effort, clock, said.append, lambda *_: tried, jobs=jobs)
         return table, clock, said
 
     return run
@@ -148,14 +167,41 @@ def test_what_does_not_compile_is_skipped_and_what_is_wrong_is_refused(choose):
     assert (found["config"], found["candidates"], found["skipped"], found["refused"]) == (FOUR, 3, 1, 1)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_candidates_are_compiled_before_they_are_timed_and_chosen_as_without(choose, jobs):
+    table, clock, said = choose({1: 9.0, 2: 1.0, 4: 3.0}, [FOUR, EIGHT, TWO], error=TritonError("no"), jobs=jobs)
+    found = kernel_of(table)
+    assert (found["config"], found["candidates"], found["skipped"]) == (TWO, 3, 1)
+    assert clock.asked == [1, 1, 4, 4, 4, 2, 2]  # once more after what does not compile
+    assert list(clock.kernel.compiled) == ([4, 8, 2] if jobs > 1 else [])
+    assert ("compiling 3 configurations, 2 at a time" in said) == (jobs > 1)
+
+
+def test_a_kernel_with_nothing_to_choose_is_not_compiled(choose):
+    *_, clock, said = choose({}, [TWO], jobs=2)
+    assert clock.kernel.compiled == {}
+    assert said == ["compiling 0 configurations, 2 at a time"]
+
+
+def test_an_error_of_the_device_while_compiling_is_told(monkeypatch):
+    kernel = Kernel(Clock({}), RuntimeError("CUDA error: an illegal memory access"))
+    table = tuning.with_config(read_configs(shipped()["NVIDIA H200"]), SOLVE, "16x64", EIGHT)
+    monkeypatch.setattr(compiling, "run", lambda backend, _: backend.launchers((16, 40)).run(kernel, (1,)))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        compiling.precompile(SimpleNamespace(), None, table, {SOLVE: [TWO, FOUR]}, 2)
+    assert list(kernel.compiled) == [2, 4]
+    assert active_mode.get() is None
+
+
 def test_a_kernel_that_is_wrong_with_every_configuration_is_named(choose):
     with pytest.raises(BackendError, match=f"{SOLVE}: no configuration of 2 is right"):
         choose({1: 9.0, 2: 1.0, 4: 3.0}, [TWO, FOUR], wrong=(2, 4))
 
 
-def test_an_error_of_the_device_is_not_taken_for_one_of_a_candidate(choose):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_of_the_device_is_not_taken_for_one_of_a_candidate(choose, jobs):
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        choose({1: 9.0, 2: 1.0}, [TWO, EIGHT], error=RuntimeError("CUDA error: an illegal memory access"))
+        choose({1: 9.0, 2: 1.0}, [TWO, EIGHT], error=RuntimeError("CUDA error: an illegal memory access"), jobs=jobs)
 
 
 def test_a_kernel_with_nothing_to_choose_keeps_its_configuration(choose):
@@ -211,14 +257,29 @@ def test_the_whole_path_runs_other_blocks_and_the_doctor_reads_the_table(path, t
 
     monkeypatch.setattr(Launcher, "config", seen)
     out = tmp_path / "t.json"
-    words = ["tune", str(path), "--out", str(out), "--rows", "12", "--repeats", "1"]
+    words = ["tune", str(path), "--out", str(out), "--rows", "12", "--repeats", "1", "--jobs", "2"]
     assert main([*words, "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == json.loads(out.read_text())
     assert name in captured.err
+    assert "compiling 2 configurations, 2 at a time" in captured.err
     assert read_configs(out).of(name, (16, 40)) == tried[1]
     assert main(["doctor", str(path), "--set", f"linear_attention.kernel_configs={out}"]) == 0
     assert f"{out}, sha256" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("cpus", "jobs"), [(1, 1), (3, 3), (64, compiling.MOST_JOBS)])
+def test_there_are_as_many_jobs_as_cpus_up_to_a_limit(monkeypatch, cpus, jobs):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
+    assert compiling.default_jobs() == jobs
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    assert compiling.default_jobs() == jobs
+
+
+def test_no_job_at_all_is_bad_usage(path, tmp_path, capsys):
+    assert main(["tune", str(path), "--out", str(tmp_path / "t.json"), "--jobs", "0"]) == 2
+    assert "argument --jobs: 0 is less than 1" in capsys.readouterr().err
 
 
 def test_without_cuda_it_is_bad_usage(path, tmp_path, capsys):

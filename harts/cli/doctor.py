@@ -74,11 +74,13 @@ def tune(given: Namespace) -> int:
     if import_if_there("triton") is None:
         raise ConfigError("triton cannot be imported: install the extra `fla`")
     from harts.train import tune as tuning  # noqa: PLC0415  (imports torch and triton)
+    from harts.train.precompile import default_jobs  # noqa: PLC0415
 
     _check_name_of_device(settings)
     timer = tuning.CudaTimer(settings.device)
     say = (lambda line: None) if given.quiet else (lambda line: print(line, file=sys.stderr))
-    table = tuning.tune(Pipeline(settings), tuning.Effort(given.rows, given.repeats), timer, say)
+    effort = tuning.Effort(given.rows, given.repeats)
+    table = tuning.tune(Pipeline(settings), effort, timer, say, jobs=given.jobs or default_jobs())
     tuning.write_tuned(table, given.out)
     result(table, render_tuned(table), given.json)
     return 0

@@ -111,6 +111,9 @@ def _kernels(add: Callable[[str, str, Command], argparse.ArgumentParser]) -> Non
         default=5,
         help="timed runs of each configuration, the best counts (5)",
     )
+    tune.add_argument(
+        "--jobs", metavar="N", type=_positive, help="compilations at a time (one a CPU that may be used, at most 16)"
+    )
     tune.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 

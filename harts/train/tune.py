@@ -25,6 +25,7 @@ from harts.pipeline import Pipeline
 from harts.train.doctor import built, need_of
 from harts.train.doctor_checks import Check, guarded, kernel_checks, linear_checks, operator_check, tree_backend
 from harts.train.kernel_cases import Case, case, run, tuning_spec
+from harts.train.precompile import precompile
 from harts.train.versions import versions
 
 DEFAULTS = "NVIDIA H200"
@@ -185,6 +186,8 @@ def tune(
     timer: Timer,
     say: Callable[[str], None],
     candidates: Callable[[Any, Config], list[Config]] | None = None,
+    *,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Tune every kernel of a pipeline's linear-attention backend for its model's head dims, one after another.
 
@@ -194,6 +197,7 @@ def tune(
         timer: what measures.
         say: told of each kernel, in one line.
         candidates: configurations to try for a kernel whose pinned one is given; None: `candidates_of`.
+        jobs: compilations at a time, before anything is timed; 1: each configuration is compiled when it is timed.
 
     Returns:
         The file's content: the table merged over the shipped one, and under `measured` what was measured.
@@ -212,12 +216,19 @@ def tune(
     if faults:
         raise ConfigError("\n".join(f"{pipeline.settings.path}: linear_attention: {fault}" for fault in faults))
     tuning = Tuning(backend, need, effort, timer)
+    kernels = tuning.kernels()
+    found = {
+        name: (candidates or candidates_of)(kernel, tuning.table.of(name, need.linear_head_dims))
+        for name, kernel in kernels.items()
+    }
+    tried = {name: configs for name, configs in found.items() if len(configs) > 1}
+    if jobs > 1:
+        say(f"compiling {sum(map(len, tried.values()))} configurations, {jobs} at a time")
+        precompile(backend, tuning.microbatch, tuning.table, tried, jobs)
     measured: dict[str, Any] = {}
-    for name, kernel in tuning.kernels().items():
-        tried = (candidates or candidates_of)(kernel, tuning.table.of(name, need.linear_head_dims))
-        if len(tried) > 1:
-            measured[name] = tuning.kernel(kernel, tried)
-            say(f"{name}: {measured[name]['chosen_ms']:.3f} ms, {measured[name]['config']}")
+    for name, configs in tried.items():
+        measured[name] = tuning.kernel(kernels[name], configs)
+        say(f"{name}: {measured[name]['chosen_ms']:.3f} ms, {measured[name]['config']}")
     backend.launchers = lambda head_dims: Launcher(tuning.table, head_dims)
     wrong = [check for check in linear_checks(backend, need) if not check.ok]
     if wrong:
