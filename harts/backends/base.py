@@ -118,6 +118,15 @@ class LinearAttention(Backend, ABC):
         return run_rounds(self, inputs, plan)
 
 
+class AttentionCost(NamedTuple):
+    """What one layer of full attention takes for one microbatch, forward and backward."""
+
+    expanded_bytes: int
+    """Keys and values that are held beside the compact ones."""
+    flops: int
+    """Floating-point operations of the products that are computed, those that a mask then discards included."""
+
+
 class FullAttention(Backend, ABC):
     """Softmax attention of compact queries over each branch's ancestors and itself, bottom-right causal (22)."""
 
@@ -133,8 +142,16 @@ class FullAttention(Backend, ABC):
             scale: factor on the scores.
 
         Returns:
-            [R, H, Dv]; zeros on padding rows.
+            [R, H, Dv]; zeros on padding rows, whose gradients are zeros.
         """
+
+    @abstractmethod
+    def deterministic(self, need: Need) -> bool:
+        """Whether two runs give equal bits, forward and backward."""
+
+    @abstractmethod
+    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
+        """What one layer takes for a microbatch."""
 
 
 @dataclass(frozen=True)

@@ -79,15 +79,43 @@ class LinearRound:
         return np.flatnonzero(replay)
 
 
-@dataclass(frozen=True)
-class AttentionViews:
-    """Branch i: queries are rows cu_q[i]:cu_q[i+1]; keys are rows key_row[cu_k[i]:cu_k[i+1]], ancestors first."""
+@dataclass(frozen=True, eq=False)
+class AttentionViews(Memo):
+    """Which rows see which, as runs: made once a microbatch, shared by all layers; B branches, all arrays on the host.
 
-    cu_q: list[int]
-    cu_k: list[int]
-    key_row: Tensor
+    Queries of branch i are rows cu_q[i]:cu_q[i + 1]. Its keys are the rows of its runs, of number run_offset[i] up to
+    run_offset[i + 1], in the order of its path: ancestors, which every query sees, then its own rows, causally.
+    """
+
+    cu_q: Int64
+    """[B + 1]."""
+    run_offset: Int64
+    """[B + 1]."""
+    run_row: Int64
+    """First row of each run."""
+    run_length: Int64
+    """Rows of each run; the last run of a branch is its own."""
     rows: int
     """R, padding included."""
+    device: torch.device
+
+    @property
+    def cu_k(self) -> Int64:
+        """Keys of branch i, listed branch after branch, are cu_k[i]:cu_k[i + 1], [B + 1]."""
+        return offsets(self.run_length)[self.run_offset]
+
+    @property
+    def key_row(self) -> Tensor:
+        """Row of every key of every branch, int64 on the device, [sum of keys]; listed on first use."""
+        return self.once(
+            "key_row", lambda: torch.from_numpy(expand_runs(self.run_row, self.run_length)).to(self.device)
+        )
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, of one head."""
+        queries, keys = np.diff(self.cu_q), np.diff(self.cu_k)
+        return int((queries * keys - queries * (queries - 1) // 2).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +161,7 @@ def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -
         conv_row=put(_conv_rows(layout)),
         rounds=rounds,
         num_states=len(plan.state_sequence),
-        views=_views(layout, put),
+        views=attention_views(layout, device),
     )
 
 
@@ -175,21 +203,21 @@ def _conv_rows(layout: CompactLayout) -> Int64:
     return np.where(taps < 0, layout.rows, taps)
 
 
-def _views(layout: CompactLayout, put: Any) -> AttentionViews:
-    own = np.diff(layout.cu_rows)
-    runs = np.diff(layout.ancestor_offset)
-    count = len(own)
-    # interleave: the ancestor runs of a branch, then its own rows as one more run
-    place = np.arange(len(layout.ancestor_row)) + np.repeat(np.arange(count), runs)
-    mine = layout.ancestor_offset[1:] + np.arange(count)
-    start = np.empty(len(layout.ancestor_row) + count, dtype=np.int64)
-    length = np.empty_like(start)
-    start[place], length[place] = layout.ancestor_row, layout.ancestor_length
-    start[mine], length[mine] = layout.cu_rows[:-1], own
-    keys = own + layout.plan.tree.start[layout.plan.head]
+def attention_views(layout: CompactLayout, device: str | torch.device) -> AttentionViews:
+    """The views that full attention takes of a layout's rows."""
+    branches = np.arange(len(layout.cu_rows) - 1)
+    # the ancestor runs of a branch, then its own rows as one more run
+    place = np.arange(len(layout.ancestor_row)) + np.repeat(branches, np.diff(layout.ancestor_offset))
+    own = layout.ancestor_offset[1:] + branches
+    row = np.empty(len(place) + len(own), dtype=np.int64)
+    length = np.empty_like(row)
+    row[place], length[place] = layout.ancestor_row, layout.ancestor_length
+    row[own], length[own] = layout.cu_rows[:-1], np.diff(layout.cu_rows)
     return AttentionViews(
-        cu_q=layout.cu_rows.tolist(),
-        cu_k=offsets(keys).tolist(),
-        key_row=put(expand_runs(start, length)),
+        cu_q=layout.cu_rows,
+        run_offset=layout.ancestor_offset + np.arange(len(layout.cu_rows)),
+        run_row=row,
+        run_length=length,
         rows=len(layout.input_ids),
+        device=torch.device(device),
     )

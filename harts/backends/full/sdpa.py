@@ -5,13 +5,13 @@ Shape suffixes: R compact rows, l queries of a branch, n = h + l keys of a branc
 
 from __future__ import annotations
 
-from itertools import pairwise
-
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harts.backends.base import FullAttention, Need
+from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.full.costs import expanded_bytes, pass_flops
 from harts.backends.plan_tensors import AttentionViews
 
 
@@ -35,18 +35,24 @@ class Sdpa(FullAttention):
             reasons.append(f"head dims {need.full_head_dims} (query/key, value) must be at least 1")
         return reasons
 
+    def deterministic(self, need: Need) -> bool:
+        """On a CPU; gradients of gathered rows are summed in any order elsewhere."""
+        return torch.device(need.device).type == "cpu"
+
+    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
+        """Branches that have ancestors compute all pairs of a query and a key, and mask."""
+        queries, keys = np.diff(views.cu_q), np.diff(views.cu_k)
+        pairs = np.where(queries == keys, queries * (queries + 1) // 2, queries * keys)
+        return AttentionCost(expanded_bytes(views, need), pass_flops(int(pairs.sum()), need))
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`; query i of a branch of l sees its keys j <= h + i (equation 22)."""
-        queries = torch.split(q[: views.cu_q[-1]], _lengths(views.cu_q))
-        keys = torch.split(k.index_select(0, views.key_row), _lengths(views.cu_k))
-        values = torch.split(v.index_select(0, views.key_row), _lengths(views.cu_k))
+        own, seen = np.diff(views.cu_q).tolist(), np.diff(views.cu_k).tolist()
+        queries = torch.split(q[: sum(own)], own)
+        keys, values = (torch.split(each.index_select(0, views.key_row), seen) for each in (k, v))
         parts = [branch(*each, scale) for each in zip(queries, keys, values, strict=True)]
-        padding = q.new_zeros(views.rows - views.cu_q[-1], q.shape[1], v.shape[2])
+        padding = q.new_zeros(views.rows - sum(own), q.shape[1], v.shape[2])
         return torch.cat([*parts, padding])
-
-
-def _lengths(cumulative: list[int]) -> list[int]:
-    return [end - begin for begin, end in pairwise(cumulative)]
 
 
 def branch(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

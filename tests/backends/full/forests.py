@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,18 +36,24 @@ def visibility(branches: Branches, rows: int) -> Tensor:
     return seen
 
 
-def views_of(branches: Branches, padding: int = 0) -> AttentionViews:
+def views_of(branches: Branches, padding: int = 0, device: str = "cpu") -> AttentionViews:
     before = parents(branches)
-    cu_q, cu_k, keys = [0], [0], []
+    cu_q, run_offset, runs = [0], [0], []
     for follows, rows in branches:
         chain, ancestor = [], follows
         while ancestor >= 0:
             chain.append(ancestor)
             ancestor = before[ancestor]
-        keys += chain[::-1] + list(range(cu_q[-1], cu_q[-1] + rows))
+        for row in reversed(chain):
+            if len(runs) > run_offset[-1] and sum(runs[-1]) == row:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((row, 1))
+        runs.append((cu_q[-1], rows))
         cu_q.append(cu_q[-1] + rows)
-        cu_k.append(len(keys))
-    return AttentionViews(cu_q, cu_k, torch.tensor(keys), cu_q[-1] + padding)
+        run_offset.append(len(runs))
+    arrays = (np.array(each, dtype=np.int64) for each in (cu_q, run_offset, *zip(*runs, strict=True)))
+    return AttentionViews(*arrays, cu_q[-1] + padding, torch.device(device))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:

@@ -116,6 +116,18 @@ def test_neither_scores_nor_masks_of_a_long_branch_are_kept() -> None:
     assert 0 < max(saved) < 4_000_000
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_views_list_what_is_seen(seed: int) -> None:
+    branches = random_branches(random.Random(seed))
+    views, rows = views_of(branches), sum(length for _, length in branches)
+    seen = visibility(branches, rows)
+    assert views.pairs == int(seen.sum())
+    for i, last in enumerate(views.cu_q[1:] - 1):
+        keys = views.key_row[views.cu_k[i] : views.cu_k[i + 1]].tolist()
+        assert sorted(keys) == seen[last].nonzero().flatten().tolist()
+        assert keys[-1] == last
+
+
 def test_why_not_gives_every_reason() -> None:
     def need(**changes: object) -> Need:
         fields: dict[str, object] = {
