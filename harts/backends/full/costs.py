@@ -9,8 +9,8 @@ from harts.backends.plan_tensors import AttentionViews
 def pass_flops(pairs: int, need: Need) -> int:
     """Floating-point operations of one forward and backward pass over pairs of a query and a key.
 
-    Forward q k^T and p v; backward q k^T again, do v^T, p^T do, ds k and ds^T q: four products of the query/key dim, three
-    of the value dim, in every query head.
+    Forward q k^T and p v; backward q k^T again, do v^T, p^T do, ds k and ds^T q: four products of the query/key dim and
+    three of the value dim in every query head.
     """
     key_dim, value_dim = need.full_head_dims
     return 2 * pairs * need.full_heads[0] * (4 * key_dim + 3 * value_dim)
