@@ -1,0 +1,1 @@
+"""Problems, candidates, parity and timing of tools/bench_attention.py."""

@@ -1,0 +1,96 @@
+"""One workload in one shape: plan, parity, times, memory, and what the requirements say of them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, NamedTuple
+
+from attention_bench.candidates import FLEX, serving
+from attention_bench.parity import Parity, check, free
+from attention_bench.problem import Planned, Problem, Shape, problem, upstream
+from attention_bench.requirements import ratios, requirements
+from attention_bench.timing import Candidate, Measured, measure_all
+from harts.backends.base import FullAttention
+from harts.backends.full.costs import pass_flops
+
+
+class Settings(NamedTuple):
+    """What holds for all workloads and shapes."""
+
+    backends: tuple[str, ...]
+    flats: tuple[str, ...]
+    """Backends whose flat runs are timed."""
+    samples: int
+    repeats: int
+    flat_repeats: int
+    seed: int
+
+
+def measure(planned: Planned, shape: Shape, settings: Settings) -> dict[str, Any]:
+    """Figures of one workload in one shape; a backend whose parity does not hold has no times."""
+    workload = planned.workload
+    told: dict[str, Any] = {"workload": workload.name, "shape": shape.figures()}
+    backends, refused = serving(list(settings.backends), shape)
+    told["skipped"] = refused
+    if not backends:
+        return told
+    given = problem(planned, shape, settings.seed)
+    told["plan"] = {**given.figures(), "compression": workload.compression, "pair_ratio": _pair_ratio(given)}
+    parity = check(given, backends, {FLEX}, settings.samples, settings.seed + 1)
+    told["parity"] = _parity(parity)
+    told["cost"] = {name: each.cost(given.compact.views, shape.need())._asdict() for name, each in backends.items()}
+    expanding = [name for name, cost in told["cost"].items() if cost["expanded_bytes"]]
+    sound = {name: backends[name] for name in parity.sound()}
+    if sound:
+        gc.collect()
+        free(shape)
+        measured = measure_all(_candidates(given, sound, settings), shape)
+        told |= _figures(given, measured)
+        found, best = ratios(told["times_ms"], workload.compression, _pair_ratio(given), expanding)
+        told |= {
+            "best": best,
+            "ratios": found,
+            "requirements": requirements(workload.name, found, told["cost"]),
+        }
+    del given
+    gc.collect()
+    free(shape)
+    return told
+
+
+def _candidates(given: Problem, sound: dict[str, FullAttention], settings: Settings) -> list[Candidate]:
+    grad = upstream(given, settings.seed + 3)
+    made = [Candidate(name, each, given.compact, grad, settings.repeats) for name, each in sound.items()]
+    flats = [name for name in settings.flats if name in sound]
+    if flats:
+        of_flat = grad.index_select(0, given.compact_row)
+        made += [Candidate(f"flat:{name}", sound[name], given.flat, of_flat, settings.flat_repeats) for name in flats]
+    return made
+
+
+def _figures(given: Problem, measured: dict[str, Measured]) -> dict[str, Any]:
+    """Times, rates of useful operations, and peaks of memory."""
+    need, shape = given.shape.need(), given.shape
+    times = {name: each.times.summary() for name, each in measured.items()}
+    rates = {}
+    for name, each in times.items():
+        pairs = (given.flat if name.startswith("flat:") else given.compact).views.pairs
+        useful = {
+            "forward": 2 * pairs * shape.heads * (shape.key_dim + shape.value_dim),
+            "both": pass_flops(pairs, need),
+        }
+        rates[name] = {which: useful[which] / each[which]["median"] / 1e9 for which in useful}
+    return {
+        "times_ms": times,
+        "tflops": rates,
+        "memory_bytes": {name: each.peak for name, each in measured.items() if each.peak is not None},
+    }
+
+
+def _pair_ratio(given: Problem) -> float:
+    return given.flat.views.pairs / given.compact.views.pairs
+
+
+def _parity(parity: Parity) -> dict[str, Any]:
+    bits = {name: each._asdict() for name, each in parity.bits.items()}
+    return {**parity._asdict(), "bits": bits}

@@ -1,0 +1,81 @@
+"""Ratios of one workload, and the figures that they are held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_bench.candidates import FLEX
+
+Times = dict[str, dict[str, dict[str, float]]]
+"""Candidate -> `forward` or `both` -> median, least, most; milliseconds."""
+
+TREE = "tree"
+"""The backend that is held against the others."""
+TREE_FLATS = ("flat:flash_attention_4", "flat:tree")
+"""Flat runs of its kernels: without sharing the expanding kernel may be the faster one."""
+EXPANDING, AIM = 1.0, 1.3
+"""Least time of the best expanding backend over that of `tree`, and what is aimed at."""
+AGAINST_FLAT = 0.9
+"""Least of time of the flat run over time of `tree`, over the compression ratio."""
+REQUIRED = ("case1", "case2", "case3", "claude")
+"""Workloads whose speed is required; the others are extremes, or share nothing."""
+
+
+def ratios(
+    times: Times, compression: float, pair_ratio: float, expanding: list[str]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Of medians of forward and backward unless a name says otherwise, and which candidates were the best.
+
+    Args:
+        times: of what was measured.
+        compression: S / C, rows of all trajectories over compact rows.
+        pair_ratio: pairs of a query and a key that it sees on flat rows, over those on compact rows.
+        expanding: backends that expand keys and values.
+    """
+    both = {name: each["both"]["median"] for name, each in times.items()}
+    forward = {name: each["forward"]["median"] for name, each in times.items()}
+    found: dict[str, float] = {}
+    best: dict[str, str] = {}
+    measured = [name for name in expanding if name in both]
+    if measured:
+        best["expanding"] = min(measured, key=both.__getitem__)
+    flats = [name for name in TREE_FLATS if name in both]
+    if flats:
+        best["flat"] = min(flats, key=both.__getitem__)
+    if TREE in both:
+        if measured:
+            found["best expanding / tree"] = both[best["expanding"]] / both[TREE]
+            found["best expanding / tree, forward"] = min(forward[name] for name in measured) / forward[TREE]
+        found |= {f"{name} / tree": both[name] / both[TREE] for name in (*measured, FLEX) if name in both}
+        if flats:
+            found |= _against_flat("best flat / tree", both[best["flat"]] / both[TREE], compression, pair_ratio)
+    for name, ms in both.items():
+        flat = f"flat:{name}"
+        if name != TREE and flat in both:
+            found |= _against_flat(f"{flat} / {name}", both[flat] / ms, compression, pair_ratio)
+    return found, best
+
+
+def _against_flat(name: str, ratio: float, compression: float, pair_ratio: float) -> dict[str, float]:
+    return {name: ratio, f"{name} over S / C": ratio / compression, f"{name} over ratio of pairs": ratio / pair_ratio}
+
+
+def requirements(workload: str, found: dict[str, float], cost: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    """What is required of `tree`: name, value, limit, whether it is met, and whether what is aimed at is reached."""
+    told: list[dict[str, Any]] = []
+    if TREE in cost:
+        size = cost[TREE]["expanded_bytes"]
+        told.append({"ratio": "bytes of expanded keys and values, tree", "value": size, "most": 0, "met": size == 0})
+    if workload not in REQUIRED:
+        return told
+    least = {
+        "best expanding / tree": EXPANDING,
+        "best flat / tree over S / C": AGAINST_FLAT,
+        "best flat / tree over ratio of pairs": AGAINST_FLAT,
+    }
+    for name, limit in least.items():
+        if name in found:
+            told.append({"ratio": name, "value": found[name], "least": limit, "met": found[name] >= limit})
+            if limit == EXPANDING:
+                told[-1] |= {"aim": AIM, "reached": found[name] >= AIM}
+    return told

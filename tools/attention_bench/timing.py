@@ -1,0 +1,95 @@
+"""Times of candidates in interleaved repeats, and the memory that each takes beside its inputs and results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from linear_bench.timing import Times
+from torch import Tensor
+
+from attention_bench.problem import Rows, Shape, attend
+from harts.backends.base import FullAttention
+
+LONG = 20.0
+"""Milliseconds of a call that hides its own launches: no other is queued before it."""
+
+
+class Candidate(NamedTuple):
+    """A backend on compact or flat rows."""
+
+    name: str
+    backend: FullAttention
+    rows: Rows
+    upstream: Tensor
+    """Gradient of the outputs."""
+    repeats: int
+
+
+class Measured(NamedTuple):
+    """Of one candidate."""
+
+    times: Times
+    peak: int | None
+    """Most bytes allocated beside inputs, outputs and gradients; None without a CUDA device."""
+
+
+def measure_all(candidates: Sequence[Candidate], shape: Shape) -> dict[str, Measured]:
+    """Run all candidates in turn, each repeat beginning with another one: what one leaves behind meets all others."""
+    cuda = torch.device(shape.device).type == "cuda"
+    timed = _cuda_ms if cuda else _host_ms
+    peaks = {each.name: _peak(each, shape) if cuda else None for each in candidates}
+    ahead = {each.name: timed(each, shape, False)[1] < LONG for each in candidates}
+    found = {each.name: Times([], []) for each in candidates}
+    for repeat in range(max(each.repeats for each in candidates)):
+        shift = repeat % len(candidates)
+        for each in [*candidates[shift:], *candidates[:shift]]:
+            if repeat < each.repeats:
+                forward, both = timed(each, shape, ahead[each.name])
+                found[each.name].forward.append(forward)
+                found[each.name].both.append(both)
+    return {name: Measured(times, peaks[name]) for name, times in found.items()}
+
+
+def _forward(candidate: Candidate, shape: Shape) -> Tensor:
+    return attend(candidate.backend, candidate.rows, shape)
+
+
+def _backward(candidate: Candidate, output: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, list(candidate.rows.leaves.values()), candidate.upstream)
+
+
+def _peak(candidate: Candidate, shape: Shape) -> int:
+    """Most bytes allocated during forward and backward, less what was before and less what is handed over."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = _forward(candidate, shape)
+    results = output, *_backward(candidate, output)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before - sum(each.nbytes for each in results)
+
+
+def _cuda_ms(candidate: Candidate, shape: Shape, ahead: bool) -> tuple[float, float]:
+    start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    torch.cuda.synchronize()
+    if ahead:  # keeps the device busy while the host launches what is timed, as the layer before does in training
+        _backward(candidate, _forward(candidate, shape))
+    start.record()
+    output = _forward(candidate, shape)
+    middle.record()
+    _backward(candidate, output)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(middle), start.elapsed_time(end)
+
+
+def _host_ms(candidate: Candidate, shape: Shape, _ahead: bool) -> tuple[float, float]:
+    start = time.perf_counter()
+    output = _forward(candidate, shape)
+    middle = time.perf_counter()
+    _backward(candidate, output)
+    end = time.perf_counter()
+    return 1e3 * (middle - start), 1e3 * (end - start)
