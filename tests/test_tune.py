@@ -195,7 +195,18 @@ def test_an_error_of_the_device_while_compiling_is_told(monkeypatch):
 
 def test_a_kernel_that_is_wrong_with_every_configuration_is_named(choose):
     with pytest.raises(BackendError, match=f"{SOLVE}: no configuration of 2 is right"):
-        choose({1: 9.0, 2: 1.0, 4: 3.0}, [TWO, FOUR], wrong=(2, 4))
+        choose({1: 9.0, 2: 1.0, 4: 3.0}, [TWO, FOUR], wrong=(1, 2, 4))
+
+
+@pytest.mark.parametrize(("milliseconds", "kept"), [(0.97, TWO), (0.99, ONE), (1.5, ONE)])
+def test_what_is_pinned_is_kept_unless_another_is_clearly_faster(choose, milliseconds, kept):
+    table, *_ = choose({1: 1.0, 2: milliseconds, 4: 2.0}, [TWO, FOUR])
+    assert kernel_of(table)["config"] == kept
+
+
+def test_what_is_pinned_serves_where_all_that_is_faster_is_wrong(choose):
+    table, *_ = choose({1: 9.0, 2: 1.0, 4: 3.0}, [TWO, FOUR], wrong=(2, 4))
+    assert (kernel_of(table)["config"], kernel_of(table)["refused"]) == (ONE, 2)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -31,6 +31,9 @@ from harts.train.versions import versions
 DEFAULTS = "NVIDIA H200"
 """GPU whose shipped table serves where a GPU has none."""
 
+MARGIN = 0.02
+"""Gain in time below which a pinned configuration is kept: one tree and a few runs do not tell more."""
+
 
 class Timer(Protocol):
     """What measures launches."""
@@ -98,7 +101,9 @@ class _Timed(Launcher):
             super().run(kernel, grid, **arguments)
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
+    """A configuration of a kernel, and what a pass takes with it."""
+
     config: Config
     milliseconds: float
     """Infinite if it does not compile."""
@@ -121,16 +126,15 @@ class Tuning:
         return launched
 
     def kernel(self, kernel: Any, candidates: list[Config]) -> dict[str, Any]:
-        """Time all candidates, pin the fastest that is right, and tell what was measured.
+        """Time all candidates, pin the first of their ranking that is right, and tell what was measured.
 
         Raises:
-            BackendError: none of them gives right results.
+            BackendError: none of them gives right results, nor does what was pinned.
         """
         pinned = self._timed(kernel, self.table.of(kernel.__name__, self.need.linear_head_dims))
         tried = [self._timed(kernel, config) for config in candidates]
         compiled = [each for each in tried if math.isfinite(each.milliseconds)]
-        # the sort is stable: ties go to the first
-        for refused, each in enumerate(sorted(compiled, key=lambda each: each.milliseconds)):
+        for refused, each in enumerate(ranked(pinned, compiled)):
             table = with_config(self.table, kernel.__name__, self.key, each.config)
             faults = self._faults(table)
             if not faults:
@@ -145,7 +149,7 @@ class Tuning:
                 }
         raise BackendError(f"{kernel.__name__}: no configuration of {len(candidates)} is right: harts doctor --gpu")
 
-    def _timed(self, kernel: Any, config: Config) -> _Candidate:
+    def _timed(self, kernel: Any, config: Config) -> Candidate:
         table = with_config(self.table, kernel.__name__, self.key, config)
         best = math.inf
         try:
@@ -157,8 +161,8 @@ class Tuning:
             if not _does_not_compile(error):
                 raise
             self.timer.taken()
-            return _Candidate(config, math.inf)
-        return _Candidate(config, best)
+            return Candidate(config, math.inf)
+        return Candidate(config, best)
 
     def _pass(self, table: KernelConfigs, target: str, launched: dict[str, Any]) -> None:
         self._use(lambda head_dims: _Timed(table, head_dims, target, self.timer, launched))
@@ -173,6 +177,14 @@ class Tuning:
         checks = guarded("kernels", lambda: kernel_checks(self.backend, self.need))
         checks += guarded("operator", lambda: operator_check(self.backend, self.need))
         return [check for check in checks if not check.ok]
+
+
+def ranked(pinned: Candidate, tried: list[Candidate]) -> list[Candidate]:
+    """Fastest first, ties in the given order; what is pinned comes before all that are not clearly faster."""
+    fastest = sorted(tried, key=lambda each: each.milliseconds)
+    clear = [each for each in fastest if each.milliseconds < (1 - MARGIN) * pinned.milliseconds]
+    kept = [pinned] if math.isfinite(pinned.milliseconds) else []
+    return clear + kept + fastest[len(clear) :]
 
 
 def _does_not_compile(error: Exception) -> bool:
