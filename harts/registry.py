@@ -48,7 +48,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "kda": "harts.backends.linear.kda:Kda",
         "gdn": "harts.backends.linear.gdn:Gdn",
     },
-    "full_attention": {"sdpa": "harts.backends.full.sdpa:Sdpa"},
+    "full_attention": {
+        "sdpa": "harts.backends.full.sdpa:Sdpa",
+        "varlen": "harts.backends.full.varlen:Varlen",
+        "flash_attention_4": "harts.backends.full.flash_attention_4:FlashAttention4",
+        "transformer_engine": "harts.backends.full.transformer_engine:TransformerEngine",
+    },
     "models": {"reference": "harts.backends.model.reference:Reference"},
     "objectives": {
         "grpo": "harts.train.objectives:Grpo",

@@ -1,0 +1,64 @@
+"""FlashAttention 4 in CuTe DSL (package `flash-attn-4`, extra `fa4`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from torch import Tensor
+
+from harts.backends.base import Need
+from harts.backends.full.packed import Expanding, capability, import_faults, machine_faults, packed_views
+from harts.backends.plan_tensors import AttentionViews
+from harts.schema import StageConfig
+
+MODULE = "flash_attn.cute.interface"
+HOPPER = 9
+"""Major compute capability."""
+
+
+class FlashAttention4Config(StageConfig):
+    """Settings of FlashAttention 4."""
+
+    deterministic: bool = False
+    """Sum gradients in a fixed order: equal bits in every run, slower. Otherwise those of queries, and of keys and
+    values of grouped heads, are summed in any order."""
+
+
+class FlashAttention4(Expanding):
+    """`flash_attn_varlen_func`. Kernels are compiled on first use, in seconds, for head dims and a ratio of heads."""
+
+    Config = FlashAttention4Config
+    config: FlashAttention4Config
+
+    def _faults(self, need: Need) -> list[str]:
+        found = machine_faults(need, (9, 0)) + import_faults(MODULE, "fa4")
+        (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+        if any(dim % 8 or not 8 <= dim <= 256 for dim in need.full_head_dims):
+            found.append(f"head dims {need.full_head_dims} (query/key, value) are not multiples of 8 from 8 to 256")
+        has = capability(need.device)
+        if heads != groups and key_dim != value_dim and has is not None and has[0] == HOPPER:
+            found.append(
+                f"its backward pass of grouped heads ({heads} over {groups}) on compute capability 9.0 needs one head "
+                f"dim, they are {need.full_head_dims} (query/key, value)"
+            )
+        return found
+
+    def deterministic(self, need: Need) -> bool:
+        """As the config says."""
+        return self.config.deterministic
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        packed = packed_views(views)
+        out: Tensor = import_module(MODULE).flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=packed.cu_q,
+            cu_seqlens_k=packed.cu_k,
+            max_seqlen_q=packed.max_q,
+            max_seqlen_k=packed.max_k,
+            softmax_scale=scale,
+            causal=True,  # bottom-right
+            deterministic=self.config.deterministic,
+        )[0]
+        return out

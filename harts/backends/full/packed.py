@@ -1,0 +1,182 @@
+"""The base of backends that expand keys and values and hand packed branches to a library's kernel.
+
+Shape suffixes: R compact rows, C of them tokens, n keys of all branches, B branches, H query heads, G key/value heads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.full.costs import expanded_bytes, pass_flops
+from harts.backends.full.expand import expand
+from harts.backends.full.probe import probe_faults
+from harts.backends.plan_tensors import AttentionViews
+from harts.ir.runs import expand_runs
+
+DTYPES = (torch.bfloat16, torch.float16)
+TILE = 128
+"""Queries and keys of a tile; the libraries' kernels choose tiles near it."""
+
+
+class PackedViews(NamedTuple):
+    """Packed branches as libraries take them (THD)."""
+
+    cu_q: Tensor
+    """Queries of branch i are cu_q[i]:cu_q[i + 1], int32 on the device, [B + 1]."""
+    cu_k: Tensor
+    """Its keys, int32 on the device, [B + 1]."""
+    max_q: int
+    """Most queries of a branch."""
+    max_k: int
+    """Most keys of a branch."""
+
+
+def packed_views(views: AttentionViews) -> PackedViews:
+    """The branches of some views, made once for them.
+
+    Raises:
+        ValueError: there are more keys than libraries count.
+    """
+    return views.once("packed", lambda: _packed_views(views))
+
+
+def _packed_views(views: AttentionViews) -> PackedViews:
+    keys = int(views.cu_k[-1])
+    if keys >= 2**31:
+        raise ValueError(f"views: the branches have {keys} keys in all, offsets of 32 bits count {2**31 - 1}")
+    cu_q, cu_k = (torch.from_numpy(each.astype(np.int32)).to(views.device) for each in (views.cu_q, views.cu_k))
+    return PackedViews(cu_q, cu_k, int(np.diff(views.cu_q).max()), int(np.diff(views.cu_k).max()))
+
+
+class Expanding(FullAttention, ABC):
+    """Gathers keys and values of all branches at once, and attends to them in one packed call (equation 22).
+
+    Rows past C may hold anything. Heads are split over several calls where a tensor would have more elements than
+    32 bits count: kernels are not trusted with more.
+    """
+
+    most_elements: ClassVar[int] = 2**31 - 1
+    """Elements of one tensor of a call."""
+
+    @abstractmethod
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        """Attend in each branch, bottom-right causal.
+
+        Args:
+            q: [C, H, Dk].
+            k: [n, G, Dk], contiguous.
+            v: [n, G, Dv], contiguous.
+            views: the branches.
+            scale: factor on the scores.
+
+        Returns:
+            [C, H, Dv].
+        """
+
+    @abstractmethod
+    def _faults(self, need: Need) -> list[str]:
+        """Every reason of this library why it cannot serve, apart from heads, dtype and the probe."""
+
+    def why_not(self, need: Need) -> list[str]:
+        """Every reason why this backend cannot serve `need`; if there is none, what the start-up probe finds."""
+        found = shape_faults(need) + self._faults(need)
+        return found or probe_faults(self, need)
+
+    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
+        """Expanded keys and values; all pairs of the tiles that hold a pair that is seen."""
+        return AttentionCost(expanded_bytes(views, need), pass_flops(tile_pairs(views), need))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        """Attend: see `FullAttention.attend`.
+
+        Raises:
+            ValueError: one key/value head has more elements than 32 bits count, or x has other rows than the views.
+        """
+        tokens, heads, groups = int(views.cu_q[-1]), q.shape[1], k.shape[1]
+        group = heads // groups
+        step = self._groups_of_a_call(views, group, max(q.shape[2], v.shape[2]))
+        q = _part(q, 0, 0, tokens)
+        parts = []
+        for begin in range(0, groups, step):
+            count = min(step, groups - begin)
+            queries = _part(q, 1, begin * group, count * group)
+            keys, values = (expand(_part(each, 1, begin, count), views) for each in (k, v))
+            parts.append(self._run(queries, keys, values, views, scale))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return out if tokens == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - tokens))
+
+    def _groups_of_a_call(self, views: AttentionViews, group: int, width: int) -> int:
+        elements = max(int(views.cu_q[-1]) * group, int(views.cu_k[-1])) * width
+        if elements > self.most_elements:
+            raise ValueError(
+                f"views: {views.cu_q[-1]} queries in {group} heads and {views.cu_k[-1]} keys of {width} channels are "
+                f"{elements} elements of one key/value head; kernels count {self.most_elements}"
+            )
+        return self.most_elements // elements
+
+
+def tile_pairs(views: AttentionViews) -> int:
+    """Pairs of a query and a key in the tiles that a kernel computes of one head, of TILE queries and TILE keys."""
+    queries, keys = np.diff(views.cu_q), np.diff(views.cu_k)
+    tiles = -(-queries // TILE)
+    branch = np.repeat(np.arange(len(queries)), tiles)
+    end = (expand_runs(np.zeros_like(tiles), tiles) + 1) * TILE
+    seen = (keys - queries)[branch] + np.minimum(queries[branch], end)
+    return int((-(-seen // TILE)).sum()) * TILE**2
+
+
+def _part(x: Tensor, dim: int, begin: int, count: int) -> Tensor:
+    """Some of the heads, contiguous, or some of the rows; the tensor itself if it is all of them."""
+    if count == x.shape[dim]:
+        return x
+    part = x.narrow(dim, begin, count)
+    return part if dim == 0 else part.contiguous()
+
+
+def shape_faults(need: Need) -> list[str]:
+    """Reasons in dtype, heads and head dims that hold for every packed kernel."""
+    heads, groups = need.full_heads
+    found = []
+    if need.dtype not in DTYPES:
+        found.append(f"the dtype {need.dtype} is not one of {', '.join(map(str, DTYPES))}")
+    if min(heads, groups) < 1 or heads % groups:
+        found.append(f"{heads} query heads are not a positive multiple of {groups} key/value heads")
+    if min(need.full_head_dims) < 1:
+        found.append(f"head dims {need.full_head_dims} (query/key, value) must be at least 1")
+    return found
+
+
+def capability(device: str) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device; none for another device or without CUDA."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return None
+    found: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return found
+
+
+def machine_faults(need: Need, least: tuple[int, int]) -> list[str]:
+    """Reasons in the device, which has to be a CUDA device of a compute capability of at least `least`."""
+    has = capability(need.device)
+    if has is None:
+        return [f"it needs a CUDA device, the device is {need.device}"]
+    if has < least:
+        return [f"it needs compute capability {least[0]}.{least[1]} or later, {need.device} has {has[0]}.{has[1]}"]
+    return []
+
+
+def import_faults(module: str, extra: str) -> list[str]:
+    """The reason why a package cannot be imported, and which extra of ours installs it."""
+    try:
+        import_module(module)
+    except Exception as error:  # what is installed for another machine can raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [f"{module} cannot be imported ({reason}); pip install 'harts[{extra}]'"]
+    return []

@@ -1,0 +1,157 @@
+"""A start-up probe: which rows a kernel sees, and whether its results are those of dense attention, on a tiny forest.
+
+What "causal" means for fewer queries than keys differs between libraries and their versions, and some drop a mask
+without a word. Numbers are then plausible and wrong, so that no such kernel serves before it has shown what it does.
+
+Shape suffixes: R compact rows, H query heads, G key/value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harts.backends.base import FullAttention, Need
+from harts.backends.plan_tensors import AttentionViews
+from harts.ir.runs import offsets
+
+RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
+    # three levels: P 0:3 -> A 3:5 -> R0 5:9 and R1 14:17; P -> B 9:12 -> R2 12:14 and R3 17:19
+    ((0, 9),),
+    ((0, 3), (9, 5)),
+    ((0, 5), (14, 3)),
+    ((0, 3), (9, 3), (17, 2)),
+    # two queries after three ancestors, one query after four, one without ancestors
+    ((0, 3), (19, 2)),
+    ((0, 4), (21, 1)),
+    ((22, 1),),
+    # more than one tile of any kernel, and no multiple of one
+    ((0, 9), (23, 261)),
+)
+"""(first row, rows) of the runs that each branch sees; the last are its own."""
+PADDING = 4
+TOLERANCE = 0.05
+"""Relative error in the Frobenius norm: several times that of 16-bit kernels, far below that of a wrong mask."""
+
+
+def probe_faults(backend: FullAttention, need: Need) -> list[str]:
+    """What the probe finds wrong with a backend, at the heads and head dims of `need`; empty if nothing is.
+
+    Runs once a process for each class of backend, config and need. What the kernel raises is a fault as well.
+    """
+    return list(_probed(type(backend), backend.config, need))
+
+
+@cache
+def _probed(backend: type[FullAttention], config: Any, need: Need) -> tuple[str, ...]:
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            return tuple(_faults(backend(config), need))
+    except Exception as error:  # kernels and compilers of third parties can raise anything
+        reason = (str(error).splitlines() or [""])[0]
+        return (f"the start-up probe failed: {type(error).__name__}: {reason}",)
+
+
+def _faults(backend: FullAttention, need: Need) -> list[str]:
+    views = probe_views(torch.device(need.device))
+    wanted = visible_rows(views)
+    wrong = (read_visibility(backend, need, views) != wanted[:, None]).nonzero()
+    if len(wrong):
+        row, head, other = wrong[0].tolist()
+        sees = "does not see" if wanted[row, other] else "sees"
+        return [
+            f"the start-up probe found {len(wrong)} wrong pairs of rows: in head {head}, row {row} {sees} row {other} "
+            "(its ancestors and itself are what a row sees)"
+        ]
+    errors = _errors(backend, need, views, wanted)
+    return [
+        f"the start-up probe found an error of {error:.2g} in {name}, allowed is {TOLERANCE}"
+        for name, error in errors.items()
+        if not error <= TOLERANCE
+    ]
+
+
+def probe_views(device: torch.device) -> AttentionViews:
+    """Views of the tiny forest, with padding."""
+    runs = np.array([run for branch in RUNS for run in branch], dtype=np.int64)
+    own = np.array([branch[-1][1] for branch in RUNS], dtype=np.int64)
+    return AttentionViews(
+        cu_q=offsets(own),
+        run_offset=offsets(np.array([len(branch) for branch in RUNS], dtype=np.int64)),
+        run_row=runs[:, 0],
+        run_length=runs[:, 1],
+        rows=int(own.sum()) + PADDING,
+        device=device,
+    )
+
+
+def visible_rows(views: AttentionViews) -> Tensor:
+    """Row i sees row j, from the definition, for small views: bool on their device, [R, R]."""
+    seen = torch.zeros(views.rows, views.rows, dtype=torch.bool)
+    for i in range(len(views.cu_q) - 1):
+        first, end = int(views.cu_q[i]), int(views.cu_q[i + 1])
+        for run in range(int(views.run_offset[i]), int(views.run_offset[i + 1]) - 1):
+            seen[first:end, views.run_row[run] : views.run_row[run] + views.run_length[run]] = True
+        seen[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
+    return seen.to(views.device)
+
+
+def read_visibility(backend: FullAttention, need: Need, views: AttentionViews) -> Tensor:
+    """Which rows each row gets a part of, by head: bool [R, H, R].
+
+    Scores are all zero, so that a row's weights are equal over what it sees, and values are one-hot: output channels
+    are weights. As many rows at a time as a value has channels.
+    """
+    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+    options: dict[str, Any] = {"dtype": need.dtype, "device": views.device}
+    q, k = torch.zeros(views.rows, heads, key_dim, **options), torch.zeros(views.rows, groups, key_dim, **options)
+    one_hot = torch.eye(views.rows, **options)
+    weights = []
+    for column in range(0, views.rows, value_dim):
+        part = one_hot[:, column : column + value_dim]
+        v = torch.zeros(views.rows, groups, value_dim, **options)
+        v[:, :, : part.shape[1]] = part[:, None]
+        weights.append(backend.attend(q, k, v, views, 1.0)[:, :, : part.shape[1]].detach())
+    least = 1 / views.rows
+    return torch.cat(weights, dim=2) > least / 2
+
+
+def _errors(backend: FullAttention, need: Need, views: AttentionViews, seen: Tensor) -> dict[str, float]:
+    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+    scale = 0.7 * key_dim**-0.5  # not what a kernel would take by itself
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(views.rows, *size, generator=draw).to(views.device, need.dtype)
+
+    upstream = normal(heads, value_dim)
+    given = [normal(heads, key_dim), normal(groups, key_dim), normal(groups, value_dim)]
+    found = _run(lambda q, k, v: backend.attend(q, k, v, views, scale), given, upstream)
+    wanted = _run(lambda q, k, v: _dense(q, k, v, seen, scale), [x.float() for x in given], upstream.float())
+    return {
+        name: float((a.float() - b).norm() / b.norm())
+        for name, a, b in zip(
+            ("outputs", "gradients of q", "gradients of k", "gradients of v"), found, wanted, strict=True
+        )
+    }
+
+
+def _run(attend: Callable[[Tensor, Tensor, Tensor], Tensor], given: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    inputs = [x.detach().requires_grad_() for x in given]
+    out = attend(inputs[0], inputs[1], inputs[2])
+    return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Masked softmax over all pairs; zeros for rows that see nothing."""
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(group, dim=1)) * scale
+    nothing = ~seen.any(1)
+    weights = scores.masked_fill(~(seen | nothing[:, None]), -torch.inf).softmax(-1)
+    weights = weights.masked_fill(nothing[:, None], 0.0)
+    return torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(group, dim=1))

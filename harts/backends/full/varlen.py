@@ -1,0 +1,86 @@
+"""Torch's own packed attention, `torch.nn.attention.varlen.varlen_attn` (FlashAttention 2)."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harts.backends.base import AttentionCost, Need
+from harts.backends.full.packed import Expanding, machine_faults, packed_views
+from harts.backends.linear.sizes import ceil_div
+from harts.backends.plan_tensors import AttentionViews
+
+MODULE = "torch.nn.attention.varlen"
+MULTIPLE = 8
+"""Head dims of the kernel are multiples of it."""
+MAX_HEAD_DIM = 256
+
+
+class Varlen(Expanding):
+    """Needs no package beside torch. Query/key and value dims are padded to one head dim, a multiple of 8."""
+
+    def _faults(self, need: Need) -> list[str]:
+        found = machine_faults(need, (8, 0))
+        missing = sorted({"scale", "window_size"} - parameters())
+        if missing:
+            found.append(f"varlen_attn of torch {torch.__version__} takes no {' and no '.join(missing)}")
+        if max(need.full_head_dims) > MAX_HEAD_DIM:
+            found.append(f"head dims {need.full_head_dims} (query/key, value) are above {MAX_HEAD_DIM}")
+        return found
+
+    def deterministic(self, need: Need) -> bool:
+        """Where torch is set to deterministic algorithms: gradients of queries are summed in any order otherwise."""
+        return (
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()  # those then run as they do by default
+        )
+
+    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
+        """With the channels that are padded."""
+        width = padded_dim(*need.full_head_dims)
+        return super().cost(views, replace(need, full_head_dims=(width, width)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        """Attend: see `FullAttention.attend`. Compact rows are padded, before they are expanded."""
+        width = padded_dim(q.shape[2], v.shape[2])
+        q_p, k_p, v_p = (each if each.shape[2] == width else _pad(each, width) for each in (q, k, v))
+        out = super().attend(q_p, k_p, v_p, views, scale)
+        return out if v.shape[2] == width else out[..., : v.shape[2]]
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        packed = packed_views(views)
+        # older versions group heads without being told to
+        grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] and "enable_gqa" in parameters() else {}
+        out: Tensor = varlen_attn()(q, k, v, *packed, scale=scale, window_size=(-1, 0), **grouped)
+        return out
+
+
+def padded_dim(key_dim: int, value_dim: int) -> int:
+    """The one head dim that the kernel gets."""
+    return ceil_div(max(key_dim, value_dim), MULTIPLE) * MULTIPLE
+
+
+def _pad(x: Tensor, width: int) -> Tensor:
+    return functional.pad(x, (0, width - x.shape[2]))
+
+
+def varlen_attn() -> Any:
+    """The function; none in a torch that does not have it."""
+    try:
+        return import_module(MODULE).varlen_attn
+    except (ImportError, AttributeError):
+        return None
+
+
+@cache
+def parameters() -> frozenset[str]:
+    """Names of what the function takes: they differ between versions of torch."""
+    function = varlen_attn()
+    return frozenset() if function is None else frozenset(inspect.signature(function).parameters)

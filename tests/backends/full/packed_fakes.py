@@ -1,0 +1,119 @@
+"""What a library's packed kernel computes, in plain torch, and backends over it: right ones and wrong ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harts.backends.base import Need
+from harts.backends.full.packed import Expanding, packed_views
+from harts.backends.plan_tensors import AttentionViews
+from harts.schema import StageConfig
+
+SHAPES = {"mha": (4, 4, 8, 8), "gqa": (4, 2, 8, 8), "mla": (2, 2, 24, 16), "wide value": (2, 2, 8, 16)}
+"""H, G, Dk, Dv."""
+
+
+def need(**changes: Any) -> Need:
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": torch.bfloat16,
+        "rule": "kda",
+        "chunk_size": 64,
+        "conv_width": 4,
+        "linear_heads": (1, 1),
+        "linear_head_dims": (4, 4),
+        "full_heads": (4, 2),
+        "full_head_dims": (24, 16),
+    }
+    return Need(**(fields | changes))
+
+
+def draw(rows: int, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q, k and v as leaves."""
+    heads, groups, key_dim, value_dim = shape
+    generator = torch.Generator().manual_seed(rows)
+    sizes = ((rows, heads, key_dim), (rows, groups, key_dim), (rows, groups, value_dim))
+    drawn = (torch.randn(size, dtype=torch.float64, generator=generator) for size in sizes)
+    return [each.to(dtype).requires_grad_() for each in drawn]
+
+
+def packed_attention(  # noqa: PLR0917
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, mask: str = "bottom right"
+) -> Tensor:
+    """Dense attention in each sequence; `mask` is `bottom right`, `top left` or `none`."""
+    assert cu_q.dtype == cu_k.dtype == torch.int32
+    assert int(cu_q[-1]) == len(q)
+    assert int(cu_k[-1]) == len(k) == len(v)
+    group = q.shape[1] // k.shape[1]
+    outputs = []
+    for (q_0, q_1), (k_0, k_1) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        keys, values = (each[k_0:k_1].repeat_interleave(group, dim=1) for each in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q[q_0:q_1], keys) * scale
+        seen = torch.ones(q_1 - q_0, k_1 - k_0, dtype=torch.bool)
+        if mask != "none":
+            seen = seen.tril(k_1 - k_0 - (q_1 - q_0) if mask == "bottom right" else 0)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        outputs.append(torch.einsum("hij,jhd->ihd", weights, values))
+    return torch.cat(outputs)
+
+
+class Fake(Expanding):
+    """A right one, on a CPU."""
+
+    mask = "bottom right"
+
+    def _faults(self, need: Need) -> list[str]:
+        return []
+
+    def deterministic(self, need: Need) -> bool:
+        return True
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        packed = packed_views(views)
+        return packed_attention(q, k, v, packed.cu_q, packed.cu_k, self.scale(scale), self.mask)
+
+    def scale(self, scale: float) -> float:
+        return scale
+
+
+class TopLeft(Fake):
+    mask = "top left"
+
+
+class Unmasked(Fake):
+    mask = "none"
+
+
+class OwnScale(Fake):
+    """Drops the scale that it was given."""
+
+    def scale(self, scale: float) -> float:
+        return 1.0
+
+
+class Broken(Fake):
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        raise RuntimeError("no kernel image\nis available")
+
+
+class WrongHeads(Fake):
+    """Query heads take turns at the key/value heads, instead of following each other."""
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        order = torch.arange(q.shape[1]).reshape(-1, k.shape[1]).T.flatten()
+        return super()._run(q[:, order], k, v, views, scale)[:, order.argsort()]
+
+
+class WrongGradients(Fake):
+    """Loses the gradients of the keys."""
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        return super()._run(q, k.detach() + 0 * k, v, views, scale)
+
+
+def fake(kind: type[Fake] = Fake) -> Fake:
+    return kind(StageConfig())
