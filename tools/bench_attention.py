@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_bench.candidates import known, usual
+from attention_bench.candidates import known, serving, usual
 from attention_bench.measure import Settings, measure
 from attention_bench.problem import Planned, Shape, planned
+from attention_bench.requirements import FLATS
 from attention_bench.tables import text
 from linear_bench.workloads import NAMES, workload
 
@@ -47,16 +48,18 @@ SHAPES = {"mha128": (16, 16, 128, 128), "mla": (16, 16, 192, 128), "gqa": (16, 2
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 1 if parity fails or nothing was measured, 2 if it cannot run."""
     given = parser().parse_args(argv)
+    wanted = tuple(given.backends or usual())
     settings = _settings(given)
-    unknown = [name for name in (*settings.backends, *settings.flats) if name not in known()]
+    unknown = [name for name in (*wanted, *(given.flat or ())) if name not in known()]
     if unknown:
         return _refused(f"no such backend: {', '.join(unknown)}; known: {', '.join(known())}")
     workloads = list(_planned(given))
     told = []
     for shape in _shapes(given):
         torch.compiler.reset()  # what was compiled for another shape must not make head dims symbols
+        served = serving(wanted, shape, given.deterministic)
         for each in workloads:
-            told.append(measure(each, shape, settings))
+            told.append(measure(each, shape, served, settings))
             print(text(told[-1]), end="\n\n", file=sys.stderr if given.json else sys.stdout, flush=True)
     if given.json:
         print(json.dumps(_document(given, told)))
@@ -77,8 +80,9 @@ def parser() -> argparse.ArgumentParser:
     add("--key-dim", type=int, default=128, help="Dk, of queries and keys")
     add("--value-dim", type=int, default=128, help="Dv")
     add("--backends", nargs="+", metavar="NAME", help="registered ones, or flex; default: all but sdpa")
-    flat = "backends whose flat runs are timed; default: flash_attention_4 and tree, where they are measured"
-    add("--flat", nargs="*", metavar="NAME", help=flat)
+    add("--flat", nargs="*", metavar="NAME", help=f"whose flat runs are timed; default: {' and '.join(FLATS)}")
+    bits = "ask backends that have the choice for equal bits in every run"
+    add("--deterministic", action="store_true", help=bits)
     add("--device", default="cuda", help="as torch names it")
     add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of q, k and v")
     add("--scale", type=float, default=1.0, help="factor on the sizes of workloads")
@@ -93,10 +97,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _settings(given: argparse.Namespace) -> Settings:
-    backends = tuple(given.backends or usual())
-    usual_flats = [name for name in ("flash_attention_4", "tree") if name in backends]
-    flats = tuple(usual_flats if given.flat is None else given.flat)
-    return Settings(backends, flats, given.samples, given.repeats, given.flat_repeats, given.seed)
+    return Settings(
+        tuple(FLATS if given.flat is None else given.flat), given.samples, given.repeats, given.flat_repeats, given.seed
+    )
 
 
 def _planned(given: argparse.Namespace) -> Iterator[Planned]:

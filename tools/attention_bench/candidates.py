@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_bench.flex import Flex
 from attention_bench.problem import Shape
@@ -24,20 +24,29 @@ def usual() -> list[str]:
     return [name for name in known() if name != ORACLE]
 
 
-def serving(wanted: list[str], shape: Shape) -> tuple[dict[str, FullAttention], dict[str, list[str]]]:
-    """Build those that serve a shape, and tell why others do not: name -> reasons."""
-    built: dict[str, FullAttention] = {}
-    refused: dict[str, list[str]] = {}
+class Served(NamedTuple):
+    """Of one shape."""
+
+    backends: dict[str, FullAttention]
+    """Those that serve."""
+    refused: dict[str, list[str]]
+    """Reasons of the others."""
+
+
+def serving(wanted: tuple[str, ...], shape: Shape, deterministic: bool) -> Served:
+    """Build those that serve a shape, asked for equal bits where they have the choice; tell why others do not."""
+    found = Served({}, {})
     for name in wanted:
         try:
             kind: type[Any] = Flex if name == FLEX else resolve("full_attention", name)
         except ConfigError as error:
-            refused[name] = [str(error)]
+            found.refused[name] = [str(error)]
             continue
-        backend = kind(kind.Config())
+        options = {"deterministic": True} if deterministic and "deterministic" in kind.Config.model_fields else {}
+        backend = kind(kind.Config(**options))
         reasons = backend.why_not(shape.need())
         if reasons:
-            refused[name] = reasons
+            found.refused[name] = reasons
         else:
-            built[name] = backend
-    return built, refused
+            found.backends[name] = backend
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any, NamedTuple
 
-from attention_bench.candidates import FLEX, serving
+from attention_bench.candidates import FLEX, Served
 from attention_bench.parity import Parity, check, free
 from attention_bench.problem import Planned, Problem, Shape, problem, upstream
 from attention_bench.requirements import ratios, requirements
@@ -17,7 +17,6 @@ from harts.backends.full.costs import pass_flops
 class Settings(NamedTuple):
     """What holds for all workloads and shapes."""
 
-    backends: tuple[str, ...]
     flats: tuple[str, ...]
     """Backends whose flat runs are timed."""
     samples: int
@@ -26,12 +25,10 @@ class Settings(NamedTuple):
     seed: int
 
 
-def measure(planned: Planned, shape: Shape, settings: Settings) -> dict[str, Any]:
+def measure(planned: Planned, shape: Shape, served: Served, settings: Settings) -> dict[str, Any]:
     """Figures of one workload in one shape; a backend whose parity does not hold has no times."""
-    workload = planned.workload
-    told: dict[str, Any] = {"workload": workload.name, "shape": shape.figures()}
-    backends, refused = serving(list(settings.backends), shape)
-    told["skipped"] = refused
+    workload, backends = planned.workload, served.backends
+    told: dict[str, Any] = {"workload": workload.name, "shape": shape.figures(), "skipped": served.refused}
     if not backends:
         return told
     given = problem(planned, shape, settings.seed)

@@ -11,8 +11,8 @@ Times = dict[str, dict[str, dict[str, float]]]
 
 TREE = "tree"
 """The backend that is held against the others."""
-TREE_FLATS = ("flat:flash_attention_4", "flat:tree")
-"""Flat runs of its kernels: without sharing the expanding kernel may be the faster one."""
+FLATS = ("flash_attention_4", TREE)
+"""Backends of its kernel family, whose faster flat run it is held against: without sharing that may be the first."""
 EXPANDING, AIM = 1.0, 1.3
 """Least time of the best expanding backend over that of `tree`, and what is aimed at."""
 AGAINST_FLAT = 0.9
@@ -39,7 +39,7 @@ def ratios(
     measured = [name for name in expanding if name in both]
     if measured:
         best["expanding"] = min(measured, key=both.__getitem__)
-    flats = [name for name in TREE_FLATS if name in both]
+    flats = [flat for name in FLATS if (flat := f"flat:{name}") in both]
     if flats:
         best["flat"] = min(flats, key=both.__getitem__)
     if TREE in both:

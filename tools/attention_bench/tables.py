@@ -49,7 +49,8 @@ def _errors(name: str, errors: dict[str, float]) -> str:
 
 def _times(told: dict[str, Any]) -> list[str]:
     lines = [
-        "  milliseconds                 forward  fwd + bwd    least     most   TFLOP/s, both   peak MiB  expanded MiB"
+        f"  {'milliseconds':<26}{'forward':>8} {'fwd + bwd':>10} {'least':>8} {'most':>8} {'TFLOP/s':>8} {'both':>6} "
+        f"{'peak MiB':>10} {'expanded MiB':>14}"
     ]
     for name, each in told["times_ms"].items():
         both, rate = each["both"], told["tflops"][name]
@@ -57,13 +58,13 @@ def _times(told: dict[str, Any]) -> list[str]:
         expanded = told["cost"][name]["expanded_bytes"] if name in told["cost"] else None
         lines.append(
             f"    {name:<24}{each['forward']['median']:>8.3f} {both['median']:>10.3f} {both['least']:>8.2f} "
-            f"{both['most']:>8.2f} {rate['forward']:>8.1f} {rate['both']:>6.1f} {_mib(peak)}   {_mib(expanded)}"
+            f"{both['most']:>8.2f} {rate['forward']:>8.1f} {rate['both']:>6.1f} {_mib(peak)} {_mib(expanded):>14}"
         )
     return lines
 
 
 def _mib(size: int | None) -> str:
-    return f"{size / 2**20:>10,.1f}" if size is not None else " " * 10
+    return f"{size / 2**20:>10,.1f}" if size is not None else f"{'-':>10}"
 
 
 def _best(best: dict[str, str]) -> list[str]:
