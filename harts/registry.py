@@ -53,6 +53,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "varlen": "harts.backends.full.varlen:Varlen",
         "flash_attention_4": "harts.backends.full.flash_attention_4:FlashAttention4",
         "transformer_engine": "harts.backends.full.transformer_engine:TransformerEngine",
+        "tree": "harts.backends.full.tree.backend:Tree",
     },
     "models": {"reference": "harts.backends.model.reference:Reference"},
     "objectives": {

@@ -7,13 +7,20 @@ from harts.backends.plan_tensors import AttentionViews
 
 
 def pass_flops(pairs: int, need: Need) -> int:
-    """Floating-point operations of one forward and backward pass over pairs of a query and a key.
+    """Floating-point operations of a forward and backward pass over pairs of a query and a key, in all query heads."""
+    return forward_flops(pairs, need) + backward_flops(pairs, need)
 
-    Forward q k^T and p v; backward q k^T again, do v^T, p^T do, ds k and ds^T q: four products of the query/key dim and
-    three of the value dim in every query head.
-    """
+
+def forward_flops(pairs: int, need: Need) -> int:
+    """Of the forward pass: q k^T and p v."""
     key_dim, value_dim = need.full_head_dims
-    return 2 * pairs * need.full_heads[0] * (4 * key_dim + 3 * value_dim)
+    return 2 * pairs * need.full_heads[0] * (key_dim + value_dim)
+
+
+def backward_flops(pairs: int, need: Need) -> int:
+    """Of the backward pass: q k^T again, do v^T, p^T do, ds k and ds^T q."""
+    key_dim, value_dim = need.full_head_dims
+    return 2 * pairs * need.full_heads[0] * (3 * key_dim + 2 * value_dim)
 
 
 def expanded_bytes(views: AttentionViews, need: Need) -> int:

@@ -1,0 +1,1 @@
+"""Attention of compact rows over compact rows: nothing is expanded."""

@@ -1,0 +1,70 @@
+"""Full attention of compact rows over compact rows: no key or value is copied, and no tile that nobody sees is read."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.full.costs import backward_flops, forward_flops
+from harts.backends.full.packed import capability, import_faults, machine_faults, shape_faults
+from harts.backends.full.probe import probe_faults
+from harts.backends.full.tree.plan import TILE_QUERIES, backward_tiles, forward_tiles, tile_sizes, tree_plan
+from harts.backends.plan_tensors import AttentionViews
+
+HOPPER = 9
+"""Major compute capability."""
+
+
+class Tree(FullAttention):
+    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`) over lists of visible tiles, forward and backward.
+
+    In tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of queries, and
+    of keys and values of grouped heads, are summed in any order.
+    """
+
+    def why_not(self, need: Need) -> list[str]:
+        """Every reason why it cannot serve `need`; if there is none, what the start-up probe finds."""
+        found = shape_faults(need) + machine_faults(need, (9, 0))
+        has = capability(need.device)
+        if has is not None and has[0] != HOPPER:
+            found.append(f"its tiles are those of compute capability 9.0, {need.device} has {has[0]}.{has[1]}")
+        if has is not None:
+            found += import_faults("flash_attn.cute.interface", "fa4")
+        (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+        if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
+            dims = f"head dims {need.full_head_dims} (query/key, value)"
+            found.append(f"{dims} are not multiples of 8 up to (192, 128), or (256, 256)")
+        if heads != groups and key_dim != value_dim:
+            found.append(
+                f"its backward pass of grouped heads ({heads} over {groups}) needs one head dim, they are "
+                f"{need.full_head_dims} (query/key, value)"
+            )
+        return found or probe_faults(self, need)
+
+    def deterministic(self, need: Need) -> bool:
+        """No: several tiles of keys add to the gradient of a query in any order."""
+        return False
+
+    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
+        """All pairs of the tiles that hold a visible pair; nothing is expanded."""
+        sizes = tile_sizes(need.full_head_dims)
+        assert sizes is not None, "why_not refuses other head dims"
+        forward = len(forward_tiles(views, sizes).query) * TILE_QUERIES * sizes.forward
+        backward = len(backward_tiles(views, sizes).query) * TILE_QUERIES * sizes.backward
+        return AttentionCost(0, forward_flops(forward, need) + backward_flops(backward, need))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        """Attend: see `FullAttention.attend`.
+
+        Raises:
+            ValueError: the kernels have no tiles for these head dims.
+        """
+        sizes = tile_sizes((q.shape[2], v.shape[2]))
+        if sizes is None:
+            raise ValueError(f"head dims {(q.shape[2], v.shape[2])} (query/key, value): no tiles are known")
+        from harts.backends.full.tree.kernel import run  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
+
+        rows = int(views.cu_q[-1])
+        out = run(q[:rows], k[:rows], v[:rows], tree_plan(views, sizes), scale)
+        return out if rows == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - rows))

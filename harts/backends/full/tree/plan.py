@@ -1,0 +1,114 @@
+"""What the launches of one microbatch share, on the device: lists of tiles in both directions and places of rows."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harts.backends.full.tree.preorder import preorder
+from harts.backends.full.tree.tiles import Tiles, lists, visible_tiles
+from harts.backends.plan_tensors import AttentionViews
+from harts.ir.base import Int32, Int64
+
+TILE_QUERIES = 128
+"""Query rows of a listed tile."""
+
+
+class TileSizes(NamedTuple):
+    """Key rows of a listed tile: those of the kernels' own tiles, which lists have to match."""
+
+    forward: int
+    backward: int
+
+
+class DeviceLists(NamedTuple):
+    """Tiles of one pass by the tiles of one side: int32 on the device, [1, 1, M] and [1, 1, M, W]."""
+
+    partial_count: Tensor
+    partial_index: Tensor
+    full_count: Tensor
+    full_index: Tensor
+    tile: tuple[int, int]
+    """(query rows, key rows) of a tile."""
+
+
+class TreePlan(NamedTuple):
+    """One microbatch for head dims of some tile sizes."""
+
+    enter: Tensor
+    """Place of each row in preorder, int32, [C up to a whole tile of queries]; see `Preorder`."""
+    leave: Tensor
+    """One past the places of the rows that see it, as `enter`."""
+    keys_of_queries: DeviceLists
+    """Forward: tiles of keys of each tile of queries."""
+    queries_of_keys: DeviceLists
+    """Backward: tiles of queries of each tile of keys."""
+
+
+def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
+    """Tile sizes of FlashAttention 4.0.0b36 on compute capability 9.0 for head dims (Dk, Dv); None: not known.
+
+    The library refuses lists of other sizes.
+    """
+    key_dim, value_dim = head_dims
+    if key_dim <= 128 and value_dim <= 128:
+        return TileSizes(128, 128)
+    if key_dim <= 192 and value_dim <= 128:
+        return TileSizes(128, 96)
+    if key_dim == value_dim == 256:
+        return TileSizes(80, 64)
+    return None
+
+
+def forward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
+    """Visible tiles of the forward pass; found once for the views."""
+    return views.once(("tiles", sizes.forward), lambda: visible_tiles(views, TILE_QUERIES, sizes.forward))
+
+
+def backward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
+    """Visible tiles of the backward pass; found once for the views."""
+    return views.once(("tiles", sizes.backward), lambda: visible_tiles(views, TILE_QUERIES, sizes.backward))
+
+
+def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
+    """The plan of some views, made once for them.
+
+    Raises:
+        ValueError: there are more rows than 32 bits count.
+    """
+    return views.once(("tree plan", sizes), lambda: _tree_plan(views, sizes))
+
+
+def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
+    rows = int(views.cu_q[-1])
+    if rows >= 2**31 - TILE_QUERIES:
+        raise ValueError(f"views: there are {rows} rows, places of 32 bits count {2**31 - 1}")
+    enter, leave = (_padded(each, views.device) for each in preorder(views))
+    forward, backward = forward_tiles(views, sizes), backward_tiles(views, sizes)
+    return TreePlan(
+        enter,
+        leave,
+        _device_lists(forward, "query", rows, (TILE_QUERIES, sizes.forward), views.device),
+        _device_lists(backward, "key", rows, (TILE_QUERIES, sizes.backward), views.device),
+    )
+
+
+def _padded(places: Int64, device: torch.device) -> Tensor:
+    """Up to a whole tile: kernels ask for the places of all rows of a tile."""
+    padding = -len(places) % TILE_QUERIES
+    return torch.from_numpy(np.pad(places, (0, padding)).astype(np.int32)).to(device)
+
+
+def _device_lists(
+    tiles: Tiles, by: Literal["query", "key"], rows: int, tile: tuple[int, int], device: torch.device
+) -> DeviceLists:
+    one, other, size = (tiles.query, tiles.key, tile[0]) if by == "query" else (tiles.key, tiles.query, tile[1])
+    partial, full = (lists(one[which], other[which], -(-rows // size)) for which in (~tiles.full, tiles.full))
+
+    def put(array: Int32) -> Tensor:
+        return torch.from_numpy(array)[None, None].to(device)
+
+    return DeviceLists(put(partial.counts), put(partial.indices), put(full.counts), put(full.indices), tile)

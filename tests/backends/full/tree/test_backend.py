@@ -1,0 +1,118 @@
+"""What needs no GPU: refusals, costs, and the lists that launches get."""
+
+import pytest
+import torch
+
+from harts.backends.full.costs import pass_flops
+from harts.backends.full.tree import backend as tree_backend
+from harts.backends.full.tree.backend import Tree
+from harts.backends.full.tree.plan import TileSizes, tile_sizes, tree_plan
+from harts.registry import resolve
+from harts.schema import StageConfig
+from tests.backends.full.forests import THREE_LEVELS, views_of, visibility
+from tests.backends.full.packed_fakes import need
+
+BF16 = {"dtype": torch.bfloat16, "full_heads": (16, 16), "full_head_dims": (192, 128)}
+CHAIN = [(-1, 1000), (999, 129)]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine with everything that it needs."""
+    monkeypatch.setattr(tree_backend, "machine_faults", lambda need, least: [])
+    monkeypatch.setattr(tree_backend, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(tree_backend, "import_faults", lambda module, extra: [])
+    monkeypatch.setattr(tree_backend, "probe_faults", lambda backend, need: [])
+
+
+def test_is_registered():
+    assert resolve("full_attention", "tree") is Tree
+
+
+def test_it_says_where_it_runs():
+    (reason,) = Tree(StageConfig()).why_not(need(**BF16))
+    assert reason == "it needs a CUDA device, the device is cpu"
+
+
+def test_every_reason_is_told(hopper):
+    faulty = need(dtype=torch.float32, full_heads=(16, 2), full_head_dims=(250, 130))
+    reasons = Tree(StageConfig()).why_not(faulty)
+    assert len(reasons) == 3
+    assert "torch.float32" in reasons[0]
+    assert "(250, 130)" in reasons[1]
+    assert "16 over 2" in reasons[2]
+
+
+def test_another_compute_capability_is_refused(hopper, monkeypatch):
+    monkeypatch.setattr(tree_backend, "capability", lambda device: (10, 0))
+    (reason,) = Tree(StageConfig()).why_not(need(**BF16))
+    assert "compute capability 9.0, cpu has 10.0" in reason
+
+
+def test_the_probe_is_asked_last(hopper, monkeypatch):
+    monkeypatch.setattr(tree_backend, "probe_faults", lambda backend, need: ["wrong"])
+    assert Tree(StageConfig()).why_not(need(**BF16)) == ["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "sizes"),
+    [
+        ((64, 64), (128, 128)),
+        ((128, 128), (128, 128)),
+        ((192, 128), (128, 96)),
+        ((256, 256), (80, 64)),
+        ((192, 192), None),
+        ((128, 256), None),
+    ],
+)
+def test_tile_sizes(head_dims, sizes):
+    assert tile_sizes(head_dims) == (None if sizes is None else TileSizes(*sizes))
+
+
+def test_unknown_head_dims_are_refused_where_they_are_used():
+    q = torch.zeros(19, 2, 192)
+    with pytest.raises(ValueError, match=r"head dims \(192, 192\)"):
+        Tree(StageConfig()).attend(q, q, q, views_of(THREE_LEVELS), 1.0)
+
+
+def test_it_expands_nothing_and_computes_whole_tiles():
+    views, asked = views_of(CHAIN), need(**BF16)
+    cost = Tree(StageConfig()).cost(views, asked)
+    assert cost.expanded_bytes == 0
+    assert pass_flops(views.pairs, asked) < cost.flops < 1.5 * pass_flops(views.pairs, asked)
+
+
+def test_a_plan_is_made_once():
+    views = views_of(CHAIN)
+    assert tree_plan(views, TileSizes(128, 96)) is tree_plan(views, TileSizes(128, 96))
+
+
+@pytest.mark.parametrize("sizes", [TileSizes(128, 128), TileSizes(128, 96)])
+def test_lists_and_places_together_are_what_rows_see(sizes):
+    """Walks the lists of both directions as the kernels do: whole tiles, and masked ones by places."""
+    branches = [*CHAIN, (5, 1), (500, 70), (1000, 300), (1199, 1)]
+    rows = sum(length for _, length in branches)
+    plan, wanted = tree_plan(views_of(branches), sizes), visibility(branches, rows)
+    padded = -(-rows // 128) * 128
+    assert plan.enter.shape == plan.leave.shape == (padded,)
+    enter, leave = plan.enter[:rows], plan.leave[:rows]
+    masked = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
+    for lists, by in ((plan.keys_of_queries, 0), (plan.queries_of_keys, 1)):
+        seen = torch.zeros(rows, rows, dtype=torch.int64)
+        for partial, counts, indices in (
+            (True, lists.partial_count, lists.partial_index),
+            (False, lists.full_count, lists.full_index),
+        ):
+            assert counts.dtype == indices.dtype == torch.int32
+            assert counts.shape == (1, 1, -(-rows // lists.tile[by]))
+            for one, count in enumerate(counts[0, 0].tolist()):
+                others = indices[0, 0, one, :count].tolist()
+                assert others == sorted(set(others))
+                for other in others:
+                    query, key = (one, other) if by == 0 else (other, one)
+                    part = (
+                        slice(query * lists.tile[0], (query + 1) * lists.tile[0]),
+                        slice(key * lists.tile[1], (key + 1) * lists.tile[1]),
+                    )
+                    seen[part] += masked[part].long() if partial else 1
+        assert torch.equal(seen, wanted.long())
