@@ -71,7 +71,7 @@ class Expanding(FullAttention, ABC):
         """Attend in each branch, bottom-right causal.
 
         Args:
-            q: [C, H, Dk].
+            q: [C, H, Dk]; the last stride is 1.
             k: [n, G, Dk], contiguous.
             v: [n, G, Dv], contiguous.
             views: the branches.
@@ -98,12 +98,13 @@ class Expanding(FullAttention, ABC):
         """Attend: see `FullAttention.attend`.
 
         Raises:
-            ValueError: one key/value head has more elements than 32 bits count, or x has other rows than the views.
+            ValueError: one key/value head has more elements than 32 bits count, or k and v have another number of rows
+                than the views.
         """
         tokens, heads, groups = int(views.cu_q[-1]), q.shape[1], k.shape[1]
         group = heads // groups
         step = self._groups_of_a_call(views, group, max(q.shape[2], v.shape[2]))
-        q = _part(q, 0, 0, tokens)
+        q = _part(q if q.stride(2) == 1 else q.contiguous(), 0, 0, tokens)
         parts = []
         for begin in range(0, groups, step):
             count = min(step, groups - begin)

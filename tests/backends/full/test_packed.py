@@ -73,6 +73,21 @@ def test_without_padding_nothing_is_copied_around_the_kernel() -> None:
     assert out is backend.gave
 
 
+def test_inputs_may_have_strides() -> None:
+    class Strict(Fake):
+        def _run(self, q, k, v, views, scale):
+            assert q.stride(2) == 1 and k.is_contiguous() and v.is_contiguous()
+            return super()._run(q, k, v, views, scale)
+
+    inputs, views = draw(19, SHAPES["gqa"]), views_of(THREE_LEVELS)
+    wanted = fake().attend(*inputs, views, 0.5)
+    for strided in (
+        [each.transpose(0, 1).contiguous().transpose(0, 1) for each in inputs],
+        [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs],
+    ):
+        assert torch.equal(Strict(StageConfig()).attend(*strided, views, 0.5), wanted)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_heads_are_split_where_a_tensor_would_be_too_large(groups: int) -> None:
     calls: list[tuple[int, int]] = []
