@@ -20,6 +20,7 @@ from harts.backends.base import AttentionCost, Need
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import BUILT_IN
+from harts.schema import StageConfig
 from tests.backends.full.forests import dense, parents, random_branches, views_of, visibility
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
@@ -85,6 +86,16 @@ class _Undecided(_Drifting):
         return False
 
 
+class _Choice(_Undecided):
+    """Has the choice of equal bits."""
+
+    class Config(StageConfig):
+        deterministic: bool = False
+
+    def deterministic(self, need: Need) -> bool:
+        return bool(self.config.deterministic)
+
+
 class _Raising(_Compact):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         raise RuntimeError("no kernel for this")
@@ -97,7 +108,7 @@ def _has_forks(views: AttentionViews) -> bool:
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered for one test: other tests ask for all names. `tree` is a stand-in that a CPU can run."""
-    kinds = (_Shifted, _Unscaled, _LostKeys, _Unsampled, _Drifting, _Undecided, _Raising)
+    kinds = (_Shifted, _Unscaled, _LostKeys, _Unsampled, _Drifting, _Undecided, _Choice, _Raising)
     for name, kind in [("tree", _Compact), *((kind.__name__, kind) for kind in kinds)]:
         monkeypatch.setitem(BUILT_IN["full_attention"], name, f"{__name__}:{kind.__name__}")
 
@@ -184,6 +195,17 @@ def test_bits_that_are_not_promised_may_differ(bench, capsys, registered):
     arguments = [*TINY, "--workloads", "forest", "--backends", "sdpa", "_Undecided", "--flat"]
     (each,) = told(bench, capsys, 0, *arguments)["results"]
     assert each["parity"]["bits"]["_Undecided"] == {"promised": False, "measured": False}
+
+
+def test_backends_that_have_the_choice_are_asked_for_equal_bits(bench, capsys, registered):
+    arguments = [*TINY, "--workloads", "forest", "--backends", "_Choice", "sdpa", "--flat", "--deterministic"]
+    (each,) = told(bench, capsys, 1, *arguments)["results"]
+    assert each["parity"]["bits"]["_Choice"] == {"promised": True, "measured": False}
+
+
+def test_without_an_expanding_backend_it_says_what_is_not_compared(bench, capsys, registered):
+    assert bench.main([*TINY, "--workloads", "none", "--backends", "tree", "--flat", "tree"]) == 0
+    assert "results of all rows are not compared: no expanding backend is sound" in capsys.readouterr().out
 
 
 def test_backends_that_cannot_serve_are_skipped_with_their_reasons(bench, capsys, monkeypatch):

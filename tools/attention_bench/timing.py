@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,19 +38,42 @@ class Measured(NamedTuple):
 
 def measure_all(candidates: Sequence[Candidate], shape: Shape) -> dict[str, Measured]:
     """Run all candidates in turn, each repeat beginning with another one: what one leaves behind meets all others."""
-    cuda = torch.device(shape.device).type == "cuda"
-    timed = _cuda_ms if cuda else _host_ms
-    peaks = {each.name: _peak(each, shape) if cuda else None for each in candidates}
-    ahead = {each.name: timed(each, shape, False)[1] < LONG for each in candidates}
+    timed = _cuda_ms if _on_cuda(shape) else _host_ms
+    warm = {each.name: _warm(each, shape, timed) for each in candidates}
     found = {each.name: Times([], []) for each in candidates}
     for repeat in range(max(each.repeats for each in candidates)):
         shift = repeat % len(candidates)
         for each in [*candidates[shift:], *candidates[:shift]]:
             if repeat < each.repeats:
-                forward, both = timed(each, shape, ahead[each.name])
+                forward, both = timed(each, shape, warm[each.name].short)
                 found[each.name].forward.append(forward)
                 found[each.name].both.append(both)
-    return {name: Measured(times, peaks[name]) for name, times in found.items()}
+    return {name: Measured(times, warm[name].peak) for name, times in found.items()}
+
+
+class _Warm(NamedTuple):
+    short: bool
+    """Another call is queued before the one that is timed."""
+    peak: int | None
+
+
+def _warm(candidate: Candidate, shape: Shape, timed: Callable[[Candidate, Shape, bool], tuple[float, float]]) -> _Warm:
+    """Run once, for the memory; once more for the time, unless it is long whatever was allocated meanwhile."""
+    cuda = _on_cuda(shape)
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    _, both = timed(candidate, shape, False)
+    results = candidate.upstream.nbytes + sum(each.nbytes for each in candidate.rows.leaves.values())
+    peak = torch.cuda.max_memory_allocated() - before - results if cuda else None
+    if both < 5 * LONG:
+        _, both = timed(candidate, shape, False)
+    return _Warm(both < LONG, peak)
+
+
+def _on_cuda(shape: Shape) -> bool:
+    return torch.device(shape.device).type == "cuda"
 
 
 def _forward(candidate: Candidate, shape: Shape) -> Tensor:
@@ -59,17 +82,6 @@ def _forward(candidate: Candidate, shape: Shape) -> Tensor:
 
 def _backward(candidate: Candidate, output: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, list(candidate.rows.leaves.values()), candidate.upstream)
-
-
-def _peak(candidate: Candidate, shape: Shape) -> int:
-    """Most bytes allocated during forward and backward, less what was before and less what is handed over."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    output = _forward(candidate, shape)
-    results = output, *_backward(candidate, output)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before - sum(each.nbytes for each in results)
 
 
 def _cuda_ms(candidate: Candidate, shape: Shape, ahead: bool) -> tuple[float, float]:
