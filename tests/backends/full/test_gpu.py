@@ -1,4 +1,4 @@
-"""What only a GPU shows of the expanding backends: the libraries' own kernels, at real heads and head dims.
+"""What only a GPU shows of full attention: the libraries' own kernels, at real heads and head dims.
 
 Every forest has a branch that is longer than a tile, so that one compilation of a kernel serves all tests.
 """
@@ -33,6 +33,7 @@ PACKAGES = {
     "varlen": (varlen.MODULE, "torch"),
     "flash_attention_4": (flash_attention_4.MODULE, "fa4"),
     "transformer_engine": (transformer_engine.MODULE, "te"),
+    "tree": (flash_attention_4.MODULE, "fa4"),
 }
 LONG = (-1, 261)
 
@@ -72,6 +73,7 @@ CASES = [
     Case("flash_attention_4"),
     Case("flash_attention_4", {"deterministic": True}),
     Case("transformer_engine"),
+    Case("tree"),
 ]
 
 
@@ -185,6 +187,23 @@ def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], se
     errors, allowed = errors_of(found, wanted), errors_of([flat[0][own], *(each.to(BF16) for each in sums)], wanted)
     for name, error, bound in zip(("out", "dq", "dk", "dv"), errors, allowed, strict=True):
         assert error <= 1.1 * bound + 2e-4, (name, errors, allowed)
+
+
+@pytest.mark.parametrize("over", [1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_last_tile_may_be_cut_anywhere(shape: tuple[int, ...], over: int, device: str) -> None:
+    """Whole tiles that are cut by the last row, in either direction, before and behind a fork."""
+    branches = [(-1, 384), (383, 200), (300, 184 + over)]
+    backend, rows = Case("tree").backend(), 768 + over
+    *given, upstream = draw(rows, shape, device)
+    seen = visibility(branches, rows).to(device)
+    wanted = run(lambda q, k, v: dense(q, k, v, seen, 0.1), [each.double() for each in given], upstream.double())
+    found = run(attend_with(backend, views_of(branches, 0, device), 0.1), given, upstream)
+    assert max(errors_of(found, wanted)) < 6e-3, errors_of(found, wanted)
+    ends = [slice(382, 385), slice(583, 586), slice(rows - over - 1, rows)]
+    for name, a, b in zip(("out", "dq", "dk", "dv"), found, wanted, strict=True):
+        for end in ends:  # a few rows would not show in the norm of all
+            assert float((a[end].double() - b[end]).norm() / b[end].norm()) < 2e-2, (name, end)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
