@@ -158,6 +158,9 @@ def test_parity_is_measured_before_time(bench, capsys, registered):
         assert each["parity"]["bits"]["tree"] == {"promised": True, "measured": True}
         assert set(each["times_ms"]) == set(each["tflops"]) == {"sdpa", "tree", "flat:sdpa", "flat:tree"}
         assert 0 < each["times_ms"]["tree"]["forward"]["median"] < each["times_ms"]["tree"]["both"]["median"]
+        for name, pairs in (("tree", each["plan"]["pairs"]), ("flat:tree", each["plan"]["flat_pairs"])):
+            done = each["tflops"][name]["forward"] * each["times_ms"][name]["forward"]["median"] * 1e9
+            assert done == pytest.approx(2 * pairs * 2 * (24 + 16))
         assert each["cost"]["tree"]["expanded_bytes"] == 0 < each["cost"]["sdpa"]["expanded_bytes"]
         assert each["best"] == {"expanding": "sdpa", "flat": "flat:tree"}
         assert each["ratios"]["best expanding / tree"] > 0

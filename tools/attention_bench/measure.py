@@ -11,7 +11,7 @@ from attention_bench.problem import Planned, Problem, Shape, problem, upstream
 from attention_bench.requirements import ratios, requirements
 from attention_bench.timing import Candidate, Measured, measure_all
 from harts.backends.base import FullAttention
-from harts.backends.full.costs import pass_flops
+from harts.backends.full.costs import forward_flops, pass_flops
 
 
 class Settings(NamedTuple):
@@ -67,15 +67,12 @@ def _candidates(given: Problem, sound: dict[str, FullAttention], settings: Setti
 
 def _figures(given: Problem, measured: dict[str, Measured]) -> dict[str, Any]:
     """Times, rates of useful operations, and peaks of memory."""
-    need, shape = given.shape.need(), given.shape
+    need = given.shape.need()
     times = {name: each.times.summary() for name, each in measured.items()}
     rates = {}
     for name, each in times.items():
         pairs = (given.flat if name.startswith("flat:") else given.compact).views.pairs
-        useful = {
-            "forward": 2 * pairs * shape.heads * (shape.key_dim + shape.value_dim),
-            "both": pass_flops(pairs, need),
-        }
+        useful = {"forward": forward_flops(pairs, need), "both": pass_flops(pairs, need)}
         rates[name] = {which: useful[which] / each[which]["median"] / 1e9 for which in useful}
     return {
         "times_ms": times,
