@@ -15,6 +15,8 @@ BLOCK = 1024
 """Channels of a row that one program handles, at most."""
 ROWS = 4
 """Rows that one program copies."""
+CHANNELS = 256
+"""Channels of one warp: 16 bytes a thread in 16 bits."""
 AHEAD = 4
 """Copies whose loads are under way at a time."""
 
@@ -54,5 +56,7 @@ def sum_copies(copies: Tensor, where: Copies) -> Tensor:
     rows, size = len(where.interval), copies[0].numel()
     out = copies.new_empty(rows, *copies.shape[1:])
     block = min(BLOCK, power_of_two(size))
-    sum_copies_kernel[(rows * ceil_div(size, block),)](copies, *where, out, SIZE=size, BLOCK=block, AHEAD=AHEAD)
+    warps = max(1, block // CHANNELS)
+    programs = rows * ceil_div(size, block)
+    sum_copies_kernel[(programs,)](copies, *where, out, SIZE=size, BLOCK=block, AHEAD=AHEAD, num_warps=warps)
     return out
