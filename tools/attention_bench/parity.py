@@ -3,12 +3,14 @@
 Errors are relative, in the Euclidean norm. Gradients come from about --samples query rows, whose outputs and gradients
 are known in float64; the flat run has each at one of the trajectories that share the row.
 
-A gradient of a flat run is a rounded number for each trajectory; they are summed in float64. An expanding backend sums
-rounded gradients of its views and rounds the sum, so it is held against flat sums that are rounded as well.
+A gradient of a flat run is a rounded number for each trajectory; they are summed in float64, and rounded once, as every
+gradient of a compact row is. An expanding backend rounds the gradients of its views besides, however few rows they come
+from: it may be off by that rounding more.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -117,6 +119,11 @@ class _Sampled:
         rounded = [each.to(problem.shape.dtype) for each in sums]
         return self._relative(Exact(out, *sums)), self._relative(Exact(out, *rounded))
 
+    def rounding(self) -> dict[str, float]:
+        """Errors of exact gradients that are rounded."""
+        rounded = Exact(self.wanted.out, *(each.to(self.problem.shape.dtype) for each in self.wanted[1:]))
+        return self._relative(rounded)
+
     def _only(self, rows: Tensor, given: Rows) -> Tensor:
         shape = self.problem.shape
         return self.grad.new_zeros(given.views.rows, shape.heads, shape.value_dim).index_copy_(0, rows, self.grad)
@@ -130,7 +137,7 @@ def _errors(
 ) -> None:
     """Errors to float64 of all backends, and what is wrong with them."""
     dtype, views, need = problem.shape.dtype, problem.compact.views, problem.shape.need()
-    errors = into.errors
+    errors, rounding = into.errors, sampled.rounding()
     for name, backend in backends.items():
         if name not in without_flat:
             both = _attempt(into.faults[name], lambda each=backend: sampled.flat(each))
@@ -143,11 +150,14 @@ def _errors(
         if found is None:
             continue
         errors[name] = found
-        rounded = ", rounded" if backend.cost(views, need).expanded_bytes else ""
+        again = rounding if backend.cost(views, need).expanded_bytes else dict.fromkeys(NAMES, 0.0)
         families = set(backends) - without_flat if name in without_flat else {name}
-        flats = [errors[key] for each in families if (key := f"flat:{each}{rounded}") in errors]
+        flats = [errors[key] for each in families if (key := f"flat:{each}, rounded") in errors]
         most = {each: max((flat[each] for flat in flats), default=GROSS[dtype]) for each in NAMES}
-        limit = {each: min(GROSS[dtype], SLACK * error + TINY[dtype]) for each, error in most.items()}
+        limit = {
+            each: min(GROSS[dtype], SLACK * math.hypot(error, again[each]) + TINY[dtype])
+            for each, error in most.items()
+        }
         into.faults[name] += _above(name, found, limit)
 
 
