@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from harts.config import BACKEND_SECTIONS, WORK_MODEL, Component
 from harts.config.edges import type_name
-from harts.errors import ConfigError
+from harts.errors import BackendError, ConfigError
 from harts.pipeline import Pipeline
 from harts.registry import BUILT_IN, names, resolve
 
+if TYPE_CHECKING:
+    from harts.backends.base import Need
 
-def explain(pipeline: Pipeline) -> dict[str, Any]:
+
+def attention_need(pipeline: Pipeline, here: bool) -> Need | None:
+    """What the file's model asks of the attention backends; None in scope `plan`, or if nothing executes.
+
+    Args:
+        pipeline: of any scope; its model is built only if its config does not tell.
+        here: whether the device has to be here. Costs can be told for one that is not.
+
+    Raises:
+        ConfigError: the device is not here, or torch knows none of this name.
+    """
+    settings = pipeline.settings
+    if settings.scope == "plan" or "execute" not in settings.order:
+        return None
+    from harts.train.doctor import need_of  # noqa: PLC0415  (imports torch)
+
+    need = need_of(pipeline)
+    fault = device_fault(need.device)
+    if fault is not None and (here or not _known(need.device)):
+        raise ConfigError(f"{settings.path}: {fault}")
+    return need
+
+
+def device_fault(device: str) -> str | None:
+    """Why this machine cannot use a device, or None."""
+    from harts.backends.build import check_device  # noqa: PLC0415  (imports torch)
+
+    try:
+        check_device(device)
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+def _known(device: str) -> bool:
+    """Whether torch knows a device of this name, here or elsewhere."""
+    import torch  # noqa: PLC0415  (planning must not import it)
+
+    try:
+        torch.device(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def explain(pipeline: Pipeline, need: Need | None) -> dict[str, Any]:
     """Describe a loaded pipeline.
 
     Args:
         pipeline: of any scope; in scope `plan` the sections of execution and training are left out.
+        need: see `attention_need`.
     """
     settings = pipeline.settings
     stages = [
@@ -37,8 +85,8 @@ def explain(pipeline: Pipeline) -> dict[str, Any]:
     if settings.scope == "all":
         sections = [section for section in BACKEND_SECTIONS if section in settings.components]
         report["backends"] = {section: _component(settings.components[section]) for section in sections}
-        if "execute" in settings.order:
-            report["serving"] = _serving(pipeline)
+    if need is not None:
+        report |= _attention(pipeline, need)
     return report
 
 
@@ -54,26 +102,47 @@ def _component(component: Component) -> dict[str, Any]:
     }
 
 
-def _serving(pipeline: Pipeline) -> dict[str, dict[str, list[str]]]:
-    """For both attention kinds, why each registered backend could not serve; an empty list says that it could."""
-    need = pipeline.need()
-    return {
-        kind: {name: _why_not(kind, name, need, pipeline.settings.components[kind]) for name in sorted(names(kind))}
-        for kind in ("linear_attention", "full_attention")
-    }
+def _attention(pipeline: Pipeline, need: Need) -> dict[str, Any]:
+    """Why each registered attention backend could not serve, and which full-attention ones are deterministic.
+
+    Returns:
+        `serving`: reasons by kind and name; an empty list says that it could. `deterministic`: by name, whether two
+        runs give equal bits; None of a backend that cannot be built.
+    """
+    fault = device_fault(need.device)
+    serving: dict[str, dict[str, list[str]]] = {"linear_attention": {}, "full_attention": {}}
+    deterministic: dict[str, bool | None] = {}
+    for kind, found in serving.items():
+        for name in sorted(names(kind)):
+            backend, reasons = backend_of(kind, name, pipeline.settings.components[kind])
+            if backend is not None:
+                reasons = backend.why_not(need) if fault is None else [fault]
+            found[name] = reasons
+            if kind == "full_attention":
+                deterministic[name] = None if backend is None else backend.deterministic(need)
+    return {"serving": serving, "deterministic": deterministic}
 
 
-def _why_not(kind: str, name: str, need: Any, chosen: Component) -> list[str]:
+def backend_of(kind: str, name: str, chosen: Component) -> tuple[Any | None, list[str]]:
+    """A registered backend, with the file's config if it is the file's choice and with its default config otherwise.
+
+    Args:
+        kind: of backends.
+        name: registered name.
+        chosen: the file's choice of this kind.
+
+    Returns:
+        The backend; or None, and why it cannot be built.
+    """
     try:
         cls = resolve(kind, name)
         config = chosen.config if name == chosen.name else cls.Config()
     except ConfigError as error:
-        return [str(error)]
+        return None, [str(error)]
     except ValidationError as error:
         fields = ", ".join(str(each["loc"][0]) for each in error.errors() if each["loc"])
-        return [f"it has no default for {fields}"]
-    found: list[str] = cls(config).why_not(need)
-    return found
+        return None, [f"it has no default for {fields}"]
+    return cls(config), []
 
 
 def registered() -> dict[str, dict[str, dict[str, str | None]]]:
@@ -105,10 +174,15 @@ def render_explanation(report: dict[str, Any]) -> str:
         lines += _values(part)
     for kind, found in report.get("serving", {}).items():
         lines += ["", f"{kind} that could serve this model"]
-        lines += [f"  {name}: {'; '.join(reasons) or 'yes'}" for name, reasons in found.items()]
+        equal_bits = report["deterministic"] if kind == "full_attention" else {}
+        lines += [f"  {name}: {'; '.join(reasons) or _yes(equal_bits.get(name))}" for name, reasons in found.items()]
     if report["scope"] == "plan":
         lines += ["", "Planning only; execution and training are not looked at."]
     return "\n".join(lines)
+
+
+def _yes(deterministic: bool | None) -> str:
+    return {None: "yes", True: "yes, deterministic", False: "yes, not deterministic"}[deterministic]
 
 
 def _values(part: dict[str, Any]) -> Iterator[str]:

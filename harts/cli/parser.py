@@ -42,7 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     _pipeline(check, planning=True)
     explain = add("explain", "Show stages, edges, configs and which backends serve; run nothing.", pipelines.explain)
     _pipeline(explain, planning=True)
-    explain.add_argument("--from", metavar="DUMP", dest="start", type=Path, help="explain a dumped plan, too")
+    explain.add_argument(
+        "--from", metavar="DUMP", dest="start", type=Path,
+        help="explain a dumped plan, too; of one with layouts, what full attention costs by each backend",
+    )  # fmt: skip
     plan = add("plan", "Run the planning stages; needs no torch.", pipelines.plan)
     _pipeline(plan)
     _running(plan)

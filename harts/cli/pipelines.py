@@ -37,15 +37,23 @@ def check(given: Namespace) -> int:
 
 
 def explain(given: Namespace) -> int:
-    """`harts explain`: without torch, the planning stages only; with --from, a plan that was dumped, too."""
+    """`harts explain`: without torch, the planning stages only; with --from, a dumped plan and its attention, too."""
     settings = load_settings(given.file, given.overrides, "plan" if given.plan or not _has_torch() else "all")
     if printed(settings, given):
         return 0
-    report = harts.explain.explain(Pipeline(settings))
+    pipeline, dumped = Pipeline(settings), _start(given)
+    planned = None if dumped is None else explain_plan(step_of(dumped))
+    need = harts.explain.attention_need(pipeline, here=dumped is None)
+    report = harts.explain.explain(pipeline, need)
     text = harts.explain.render_explanation(report)
-    if given.start is not None:
-        report["plan"] = explain_plan(step_of(load(given.start)))
-        text += "\n\n" + render_plan(report["plan"])
+    if dumped is not None and planned is not None:
+        report["plan"] = planned
+        text += "\n\n" + render_plan(planned)
+        if need is not None:
+            from harts.explain_attention import explain_attention, render_attention  # noqa: PLC0415  (imports torch)
+
+            report["attention"] = explain_attention(pipeline, need, dumped, report["serving"]["full_attention"])
+            text += "\n\n" + render_attention(report["attention"])
     result(report, text, given.json)
     return 0
 
