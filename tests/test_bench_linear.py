@@ -212,7 +212,7 @@ def test_a_backend_that_cannot_serve_is_refused(bench, capsys):
 
 def test_ratios_and_requirements_follow_from_medians(part):
     requirements = part("requirements")
-    both = {"fused": 21.0, "kept": 19.0, "plain": 20.0, "expand": 42.0, "flat": 60.0, "projections": 10.0}
+    both = {"fused": 21.0, "recomputed": 19.0, "plain": 20.0, "expand": 42.0, "flat": 60.0, "projections": 10.0}
     times = {name: {"forward": {"median": ms / 4}, "both": {"median": ms}} for name, ms in both.items()}
     memory = {"bank": 100, "fused": 1_300, "plain": 1_000}
     found = requirements.ratios(times, 3.0, memory)
@@ -224,9 +224,9 @@ def test_ratios_and_requirements_follow_from_medians(part):
             "expand / fused": 2.0,
             "flat / fused": 60 / 21,
             "expand / fused, layer": 52 / 31,
-            "kept / plain": 0.95,
+            "recomputed / plain": 0.95,
             "flat / fused over S / C": 20 / 21,
-            "flat / kept over S / C": 20 / 19,
+            "flat / recomputed over S / C": 20 / 19,
             "flat / plain over S / C": 1.0,
             "memory without bank, fused / plain": 1.2,
         }
@@ -236,7 +236,6 @@ def test_ratios_and_requirements_follow_from_medians(part):
         "fused / plain": True,
         "expand / fused, layer": True,
         "flat / fused over S / C": True,
-        "flat / kept over S / C": True,
         "memory without bank, fused / plain": False,
     }
     unshared = {each["ratio"]: each for each in requirements.requirements("none", found)}

@@ -16,7 +16,7 @@ give the same outputs. A workload whose parity does not hold has no times, and t
 
 Timed, all with gradients of q, k, v, g and beta:
   fused, rounds        our operator, and the same with one call a round
-  kept                 our operator with the states of the forward pass kept for the backward pass
+  recomputed           our operator without the states of the forward pass, which the backward pass computes again
   plain                one FLA call on as many rows, packed like the tree's input sequences, nothing shared
   plain_one            the same rows as one sequence
   plain_flat_lengths   the same rows in sequences as long as the mean trajectory
@@ -142,8 +142,8 @@ def _operators(given: argparse.Namespace) -> Operators:
     fields = kind.Config.model_fields
     options: dict[str, Any] = {"safe_gate": given.safe_gate} if "safe_gate" in fields else {}
     rounds = kind(kind.Config(**options, execution="rounds")) if "execution" in fields else None
-    kept = kind(kind.Config(**options, keep_states=True)) if "keep_states" in fields else None
-    return Operators(kind(kind.Config(**options)), rounds, kept)
+    recomputed = kind(kind.Config(**options, keep_states=False)) if "keep_states" in fields else None
+    return Operators(kind(kind.Config(**options)), rounds, recomputed)
 
 
 def _need(shape: Shape) -> Need:

@@ -113,7 +113,9 @@ def _memory(candidates: list[Candidate], problem: Problem) -> dict[str, int]:
     found = {"bank": problem.plan.num_states * shape.value_heads * shape.key_dim * shape.value_dim * 4}
     if torch.device(shape.device).type == "cuda":
         found |= {
-            each.name: peak_bytes(each) for each in candidates if each.name in {"fused", "rounds", "kept", "plain"}
+            each.name: peak_bytes(each)
+            for each in candidates
+            if each.name in {"fused", "rounds", "recomputed", "plain"}
         }
     return found
 

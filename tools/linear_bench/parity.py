@@ -61,8 +61,8 @@ class Operators(NamedTuple):
     fused: LinearAttention
     rounds: LinearAttention | None = None
     """The plan's rounds one by one."""
-    kept: LinearAttention | None = None
-    """With the forward pass's states kept."""
+    recomputed: LinearAttention | None = None
+    """With the forward pass's states computed again."""
 
 
 def check(problem: Problem, operators: Operators, limits: Limits, seed: int) -> Parity:
@@ -74,11 +74,11 @@ def check(problem: Problem, operators: Operators, limits: Limits, seed: int) -> 
         limits: tolerance, and size of the float64 comparison.
         seed: of the gradients.
     """
-    fused, rounds, kept = operators
+    fused, rounds, recomputed = operators
     problem, each = with_sums(problem, seed)
     tree = results(fused, problem.leaves, problem.plan, problem.upstream)
     faults = [f"{name}: not finite" for name in NAMES if not bool(tree[name].isfinite().all())]
-    for which, backend in (("the second run", fused), ("the run with kept states", kept)):
+    for which, backend in (("the second run", fused), ("the run that computes states again", recomputed)):
         if backend is None:
             continue
         again = results(backend, problem.leaves, problem.plan, problem.upstream)

@@ -34,14 +34,14 @@ def ratios(times: Times, compression: float, memory: dict[str, int]) -> dict[str
             found[f"{name} / fused"] = both[name] / fused
     if "expand" in both:
         found["expand / fused, layer"] = (around + both["expand"]) / (around + fused)
-    if "kept" in both and "plain" in both:
-        found["kept / plain"] = both["kept"] / both["plain"]
+    if "recomputed" in both and "plain" in both:
+        found["recomputed / plain"] = both["recomputed"] / both["plain"]
     if "flat" in both:
         # of `plain`: what a call that shares nothing reaches on C rows in the tree's lengths
-        for name in ("fused", "kept", "plain"):
+        for name in ("fused", "recomputed", "plain"):
             if name in both:
                 found[f"flat / {name} over S / C"] = both["flat"] / both[name] / compression
-    for name in ("fused", "kept"):
+    for name in ("fused", "recomputed"):
         if name in memory and "plain" in memory:
             found[f"memory without bank, {name} / plain"] = (memory[name] - memory["bank"]) / memory["plain"]
     return found
@@ -54,9 +54,9 @@ def requirements(workload: str, found: dict[str, float]) -> list[dict[str, Any]]
     most = {
         "fused / plain": NO_SHARING if workload == "none" else SHARING,
         "memory without bank, fused / plain": MEMORY,
-        "memory without bank, kept / plain": MEMORY,
+        "memory without bank, recomputed / plain": MEMORY,
     }
-    least = {"flat / fused over S / C": AGAINST_FLAT, "flat / kept over S / C": AGAINST_FLAT}
+    least = {"flat / fused over S / C": AGAINST_FLAT}
     if workload != "none":
         least["expand / fused, layer"] = 1.0
     return [

@@ -37,10 +37,10 @@ class TreeConfig(StageConfig):
     execution: Literal["fused", "rounds"] = "fused"
     """`fused`: chunk work once for all rounds, and only the recurrence walks them. `rounds`: one packed call a round,
     as any backend serves it; the same kernels and the same bits."""
-    keep_states: bool = False
-    """Keep the state before every chunk for the backward pass, in the dtype of the rows, instead of computing it again:
-    faster, for K * V / 64 + V more values a row and value head between the passes. With recomputation of activations
-    they live in the backward pass of one layer alone."""
+    keep_states: bool = True
+    """Keep the state before every chunk for the backward pass, in the dtype of the rows: K * V / 64 + V values a row
+    and value head between the passes; with recomputation of activations they live in the backward pass of one layer
+    alone. Otherwise the recurrence is walked again, which is slower."""
     kernel_configs: str | None = None
     """File of kernel configurations that `harts tune` has written; none: those shipped for the GPU."""
 
