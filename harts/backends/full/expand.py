@@ -44,15 +44,24 @@ def expand(x: Tensor, views: AttentionViews) -> Tensor:
         views: which rows the branches see.
 
     Returns:
-        [n, G, D], contiguous, branch after branch.
+        [n, G, D], contiguous, branch after branch. Where those are the rows as they lie, nothing is copied: x itself,
+        or its part that is tokens.
 
     Raises:
         ValueError: x has another number of rows than the views.
     """
     if len(x) != views.rows:
         raise ValueError(f"x: has {len(x)} rows, the views have {views.rows}")
+    if lie_in_order(views):
+        tokens = int(views.cu_q[-1])
+        return (x if tokens == views.rows else x.narrow(0, 0, tokens)).contiguous()
     rows: Tensor = _Expand.apply(x, views)  # type: ignore[no-untyped-call]
     return rows
+
+
+def lie_in_order(views: AttentionViews) -> bool:
+    """Whether no branch has an ancestor, so that keys are the tokens' rows in their order; found once for the views."""
+    return views.once("lie in order", lambda: np.array_equal(views.run_row, views.cu_q[:-1]))
 
 
 def copies_of(views: AttentionViews) -> Copies:

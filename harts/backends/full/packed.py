@@ -17,6 +17,7 @@ from torch.nn import functional
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import expanded_bytes, pass_flops
 from harts.backends.full.expand import expand
+from harts.backends.full.made_again import Recipe, made_again
 from harts.backends.full.probe import probe_faults
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import expand_runs
@@ -59,8 +60,9 @@ def _packed_views(views: AttentionViews) -> PackedViews:
 class Expanding(FullAttention, ABC):
     """Gathers keys and values of all branches at once, and attends to them in one packed call (equation 22).
 
-    Rows past C may hold anything. Heads are split over several calls where a tensor would have more elements than
-    32 bits count: kernels are not trusted with more.
+    What is gathered lives for one pass, and is gathered again in the backward pass: between them, a layer holds compact
+    rows alone. Rows past C may hold anything. Heads are split over several calls where a tensor would have more
+    elements than 32 bits count: kernels are not trusted with more.
     """
 
     most_elements: ClassVar[int] = 2**31 - 1
@@ -80,6 +82,10 @@ class Expanding(FullAttention, ABC):
         Returns:
             [C, H, Dv].
         """
+
+    def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
+        """Head dims of query/key and of value that the library gets: channels of zeros are added."""
+        return key_dim, value_dim
 
     @abstractmethod
     def _faults(self, need: Need) -> list[str]:
@@ -103,16 +109,25 @@ class Expanding(FullAttention, ABC):
         """
         tokens, heads, groups = int(views.cu_q[-1]), q.shape[1], k.shape[1]
         group = heads // groups
-        step = self._groups_of_a_call(views, group, max(q.shape[2], v.shape[2]))
+        step = self._groups_of_a_call(views, group, max(self._head_dims(q.shape[2], v.shape[2])))
         q = _part(q if q.stride(2) == 1 else q.contiguous(), 0, 0, tokens)
         parts = []
         for begin in range(0, groups, step):
             count = min(step, groups - begin)
             queries = _part(q, 1, begin * group, count * group)
-            keys, values = (expand(_part(each, 1, begin, count), views) for each in (k, v))
-            parts.append(self._run(queries, keys, values, views, scale))
+            parts.append(self._attend_to(queries, k, v, views, scale, slice(begin, begin + count)))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return out if tokens == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - tokens))
+
+    def _attend_to(  # noqa: PLR0917
+        self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float, groups: slice
+    ) -> Tensor:
+        """One call: queries of some heads, with the key/value heads that they attend to."""
+        key_dim, value_dim = self._head_dims(q.shape[2], v.shape[2])
+        keys, values = _expanded(k, views, groups, key_dim), _expanded(v, views, groups, value_dim)
+        with made_again(keys, values):
+            out = self._run(_padded(q, key_dim), keys.made, values.made, views, scale)
+        return out if v.shape[2] == value_dim else out[..., : v.shape[2]]
 
     def _groups_of_a_call(self, views: AttentionViews, group: int, width: int) -> int:
         elements = max(int(views.cu_q[-1]) * group, int(views.cu_k[-1])) * width
@@ -134,12 +149,26 @@ def tile_pairs(views: AttentionViews) -> int:
     return int((-(-seen // TILE)).sum()) * TILE**2
 
 
+def _expanded(x: Tensor, views: AttentionViews, groups: slice, width: int) -> Recipe:
+    """Keys or values of some heads, padded to a head dim, of all branches."""
+
+    def make(x: Tensor) -> Tensor:
+        return expand(_padded(_part(x, 1, groups.start, groups.stop - groups.start), width), views)
+
+    return Recipe(make(x), x, make)
+
+
 def _part(x: Tensor, dim: int, begin: int, count: int) -> Tensor:
     """Some of the heads, contiguous, or some of the rows; the tensor itself if it is all of them."""
     if count == x.shape[dim]:
         return x
     part = x.narrow(dim, begin, count)
     return part if dim == 0 else part.contiguous()
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """With channels of zeros up to a head dim; the tensor itself if it has it."""
+    return x if x.shape[2] == width else functional.pad(x, (0, width - x.shape[2]))
 
 
 def shape_faults(need: Need) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from harts.backends.base import AttentionCost, Need
 from harts.backends.full.packed import Expanding, machine_faults, packed_views
@@ -44,15 +43,11 @@ class Varlen(Expanding):
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """With the channels that are padded."""
-        width = padded_dim(*need.full_head_dims)
-        return super().cost(views, replace(need, full_head_dims=(width, width)))
+        return super().cost(views, replace(need, full_head_dims=self._head_dims(*need.full_head_dims)))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
-        """Attend: see `FullAttention.attend`. Compact rows are padded, before they are expanded."""
-        width = padded_dim(q.shape[2], v.shape[2])
-        q_p, k_p, v_p = (each if each.shape[2] == width else _pad(each, width) for each in (q, k, v))
-        out = super().attend(q_p, k_p, v_p, views, scale)
-        return out if v.shape[2] == width else out[..., : v.shape[2]]
+    def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
+        width = padded_dim(key_dim, value_dim)
+        return width, width
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         packed = packed_views(views)
@@ -65,10 +60,6 @@ class Varlen(Expanding):
 def padded_dim(key_dim: int, value_dim: int) -> int:
     """The one head dim that the kernel gets."""
     return ceil_div(max(key_dim, value_dim), MULTIPLE) * MULTIPLE
-
-
-def _pad(x: Tensor, width: int) -> Tensor:
-    return functional.pad(x, (0, width - x.shape[2]))
 
 
 def varlen_attn() -> Any:

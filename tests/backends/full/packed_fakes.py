@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from harts.backends.base import Need
 from harts.backends.full.packed import Expanding, packed_views
@@ -78,6 +79,39 @@ class Fake(Expanding):
 
     def scale(self, scale: float) -> float:
         return scale
+
+
+class Library(torch.autograd.Function):
+    """Saves what it is given and what it gives, as libraries do."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, ctx.scale = given
+        out = packed_attention(*given)
+        ctx.save_for_backward(*tensors, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, cu_q, cu_k, _ = ctx.saved_tensors
+        with torch.enable_grad():
+            inputs = [each.detach().requires_grad_() for each in inputs]
+            out = packed_attention(*inputs, cu_q, cu_k, ctx.scale)
+        return (*torch.autograd.grad(out, inputs, *grads), None, None, None)
+
+
+class Saving(Fake):
+    """A right one over `Library`, which knows the memory of the keys and values of its last call."""
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        self.given = [StorageWeakRef(each.untyped_storage()) for each in (k, v)]
+        packed = packed_views(views)
+        out: Tensor = Library.apply(q, k, v, packed.cu_q, packed.cu_k, scale)
+        return out
+
+    def held(self) -> list[bool]:
+        """Whether the keys are held by something, and the values."""
+        return [not each.expired() for each in self.given]
 
 
 class TopLeft(Fake):

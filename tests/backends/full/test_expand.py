@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harts.backends.full.expand import copies_of, expand
+from harts.backends.full.expand import copies_of, expand, lie_in_order
 from tests.backends.full.forests import THREE_LEVELS, Branches, random_branches, views_of
 
 pytest.importorskip("triton")
@@ -60,6 +60,29 @@ def test_gradients_are_summed_in_order_in_a_wide_type_and_rounded_once(dtype: to
     (got,) = torch.autograd.grad(found, x, weight)
     assert got.dtype == dtype
     assert torch.equal(got, summed(weight, views.rows, views.key_row, wide))
+
+
+@pytest.mark.parametrize("padding", [0, 4])
+def test_rows_that_no_branch_shares_are_not_copied(padding: int) -> None:
+    views = views_of([(-1, 9), (-1, 1), (-1, 4)], padding)
+    x = draw(views.rows, (2, 5), torch.float64).requires_grad_()
+    found = expand(x, views)
+    assert (found is x) == (not padding)
+    assert found.data_ptr() == x.data_ptr() and len(found) == 14
+    weight = draw(14, (2, 5), torch.float64)
+    (got,) = torch.autograd.grad(found, x, weight)
+    assert torch.equal(got[:14], weight) and not got[14:].any()
+    strided = expand(x.transpose(1, 2), views)
+    assert strided.is_contiguous() and torch.equal(strided, x.transpose(1, 2)[:14])
+
+
+@pytest.mark.parametrize(
+    ("branches", "wanted"), [([(-1, 3), (-1, 2)], True), ([(-1, 3), (2, 2)], False), ([(-1, 3), (1, 2)], False)]
+)
+def test_rows_lie_in_order_where_no_branch_has_an_ancestor(branches: Branches, wanted: bool) -> None:
+    views = views_of(branches, 2)
+    assert lie_in_order(views) is wanted
+    assert wanted == torch.equal(views.key_row, torch.arange(5))
 
 
 @pytest.mark.parametrize("padding", [0, 3])

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from harts.backends.base import FullAttention, Need
-from harts.backends.full import flash_attention_4, transformer_engine, varlen
+from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
 from harts.backends.full.probe import read_visibility
@@ -265,6 +267,58 @@ def test_the_host_does_not_wait_inside_a_layer(case: Case, device: str) -> None:
         run(attend_with(backend, views, 0.1), given, weight)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+MIB = 2**20
+WIDE_TREE = [(-1, 1500), *[(1499, 70)] * 30]
+"""3,600 rows whose branches have 48,600 keys."""
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_between_the_passes_no_expanded_row_is_held(case: Case, shape: tuple[int, ...], device: str) -> None:
+    """Beside q, k and v, outputs (in the wider head dim, if a library has one) and what has a number for a query."""
+    backend, views = case.backend(), views_of(WIDE_TREE, 0, device)
+    *given, upstream = draw(views.rows, shape, device)
+    expanded = backend.cost(views, need_of(shape, device)).expanded_bytes
+    allowed = views.rows * shape[0] * (max(shape[2:]) * 2 + 4) + 8 * MIB
+    assert allowed < 0.65 * expanded or not expanded
+    inputs = [each.requires_grad_() for each in given]
+    attend = attend_with(backend, views, 0.1)
+    for number in range(3):  # the first makes what all layers share
+        before = torch.cuda.memory_allocated()
+        out = attend(*inputs)
+        held = torch.cuda.memory_allocated() - before
+        found = torch.autograd.grad(out, inputs, upstream)
+        del out, found
+        left = torch.cuda.memory_allocated() - before
+        if number:
+            assert held <= allowed, (held / MIB, allowed / MIB, expanded / MIB)
+            assert left <= MIB, left / MIB
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "tree"], ids=str)
+def test_rows_that_are_expanded_again_change_no_result(
+    case: Case, shape: tuple[int, ...], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, views = case.backend(), views_of(long_branches(7), 3, device)
+    *given, weight = draw(views.rows, shape, device)
+    attend = attend_with(backend, views, 0.1)
+    if case.name == "varlen":
+        torch.use_deterministic_algorithms(True)
+    try:
+        found = run(attend, given, weight)
+        recomputed = run(lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False), given, weight)
+        monkeypatch.setattr(packed, "made_again", lambda *recipes: nullcontext())
+        wanted = run(attend, given, weight)
+        same = backend.deterministic(need_of(shape, device))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for each in (found, recomputed):
+        if same:
+            assert all(torch.equal(a, b) for a, b in zip(each, wanted, strict=True))
+        assert max(errors_of(each, [x.double() for x in wanted])) < 4e-3
 
 
 @pytest.mark.parametrize("shape", [(16, 192), (16, 128), (2, 128), (3, 40)], ids=str)
