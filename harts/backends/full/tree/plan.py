@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harts.backends.full.tree.preorder import preorder
+from harts.backends.full.tree.preorder import Preorder, preorder
 from harts.backends.full.tree.tiles import Tiles, lists, visible_tiles
 from harts.backends.plan_tensors import AttentionViews
-from harts.ir.base import Int32, Int64
+from harts.ir.base import Int32
 
 TILE_QUERIES = 128
 """Query rows of a listed tile."""
@@ -38,10 +38,8 @@ class DeviceLists(NamedTuple):
 class TreePlan(NamedTuple):
     """One microbatch for head dims of some tile sizes."""
 
-    enter: Tensor
-    """Place of each row in preorder, int32, [C up to a whole tile of queries]; see `Preorder`."""
-    leave: Tensor
-    """One past the places of the rows that see it, as `enter`."""
+    intervals: Tensor
+    """`Preorder.enter` and `Preorder.leave` of each row in turn, int32, [2 * C up to whole tiles on either side]."""
     keys_of_queries: DeviceLists
     """Forward: tiles of keys of each tile of queries."""
     queries_of_keys: DeviceLists
@@ -86,20 +84,18 @@ def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
     rows = int(views.cu_q[-1])
     if rows >= 2**31 - TILE_QUERIES:
         raise ValueError(f"views: there are {rows} rows, places of 32 bits count {2**31 - 1}")
-    enter, leave = (_padded(each, views.device) for each in preorder(views))
     forward, backward = forward_tiles(views, sizes), backward_tiles(views, sizes)
     return TreePlan(
-        enter,
-        leave,
+        _intervals(preorder(views), views.device),
         _device_lists(forward, "query", rows, (TILE_QUERIES, sizes.forward), views.device),
         _device_lists(backward, "key", rows, (TILE_QUERIES, sizes.backward), views.device),
     )
 
 
-def _padded(places: Int64, device: torch.device) -> Tensor:
-    """Up to a whole tile: kernels ask for the places of all rows of a tile."""
-    padding = -len(places) % TILE_QUERIES
-    return torch.from_numpy(np.pad(places, (0, padding)).astype(np.int32)).to(device)
+def _intervals(order: Preorder, device: torch.device) -> Tensor:
+    """Kernels ask for the intervals of all rows of a tile, also of those past the last row."""
+    pairs = np.stack(order, axis=1).ravel().astype(np.int32)
+    return torch.from_numpy(np.pad(pairs, (0, 2 * TILE_QUERIES))).to(device)
 
 
 def _device_lists(

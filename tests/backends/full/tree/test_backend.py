@@ -93,9 +93,9 @@ def test_lists_and_places_together_are_what_rows_see(sizes):
     branches = [*CHAIN, (5, 1), (500, 70), (1000, 300), (1199, 1)]
     rows = sum(length for _, length in branches)
     plan, wanted = tree_plan(views_of(branches), sizes), visibility(branches, rows)
-    padded = -(-rows // 128) * 128
-    assert plan.enter.shape == plan.leave.shape == (padded,)
-    enter, leave = plan.enter[:rows], plan.leave[:rows]
+    assert plan.intervals.dtype == torch.int32
+    assert len(plan.intervals) // 2 >= -(-rows // 128) * 128
+    enter, leave = plan.intervals[: 2 * rows].view(rows, 2).T
     masked = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
     for lists, by in ((plan.keys_of_queries, 0), (plan.queries_of_keys, 1)):
         seen = torch.zeros(rows, rows, dtype=torch.int64)
