@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from harts.backends.full.sdpa import Sdpa
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import BUILT_IN
 from harts.schema import StageConfig
-from tests.backends.full.forests import dense, parents, random_branches, views_of, visibility
+from tests.backends.full.forests import dense, views_of, visibility
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 DEVICE = ["--device", "cpu", "--dtype", "float32", "--scale", "0.02", "--repeats", "2"]
@@ -287,32 +286,6 @@ def test_flat_rows_are_the_tokens_of_their_compact_rows(part, forest):
     assert figures["pairs"] == int((layout.position_ids + 1).sum())
 
 
-def test_intervals_and_blocks_are_the_visibility_of_the_rows(part):
-    preorder, rng = part("preorder"), random.Random(0)
-    for _ in range(60):
-        branches, padding = random_branches(rng), rng.choice((0, 3))
-        tokens = len(parents(branches))
-        views = views_of(branches, padding)
-        wanted = torch.zeros(views.rows, views.rows, dtype=torch.bool)
-        wanted[:tokens, :tokens] = visibility(branches, tokens)
-        enter, leave = (torch.from_numpy(each) for each in preorder.preorder(views))
-        assert torch.equal((enter[None] <= enter[:, None]) & (enter[:, None] < leave[None]), wanted)
-        for block in (1, 3, 8):
-            number = -(-views.rows // block)
-            whole = np.zeros((number * block, number * block), dtype=np.int64)
-            whole[: views.rows, : views.rows] = wanted
-            pairs = whole.reshape(number, block, number, block).sum((1, 3))
-            assert np.array_equal(preorder.block_pairs(views, block), pairs)
-
-
-def test_a_branch_before_its_parent_is_refused(part):
-    arrays = (np.array(each) for each in ([0, 2, 4], [0, 2, 3], [2, 0, 2], [2, 2, 2]))
-    views = AttentionViews(*arrays, 4, torch.device("cpu"))
-    with pytest.raises(ValueError, match="branch 0 follows a row of branch 1; parents must come first"):
-        part("preorder").preorder(views)
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("groups", "key_dim", "value_dim"), [(2, 16, 16), (1, 24, 16)])
 def test_flex_attends_like_the_oracle(part, groups, key_dim, value_dim):
     views = views_of([(-1, 300), (200, 150), (127, 1), (449, 70)], padding=3)

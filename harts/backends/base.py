@@ -122,7 +122,7 @@ class AttentionCost(NamedTuple):
     """What one layer of full attention takes for one microbatch, forward and backward."""
 
     expanded_bytes: int
-    """Keys and values that are held beside the compact ones."""
+    """Keys and values that are held beside the compact ones while a layer runs."""
     flops: int
     """Floating-point operations of the products that are computed, those that a mask then discards included."""
 
@@ -151,7 +151,7 @@ class FullAttention(Backend, ABC):
 
     @abstractmethod
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
-        """What one layer takes for a microbatch."""
+        """What one layer takes for a microbatch; also of a need that `why_not` refuses."""
 
 
 @dataclass(frozen=True)

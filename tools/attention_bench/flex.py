@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from attention_bench.preorder import block_pairs, preorder
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import pass_flops
+from harts.backends.full.tree.preorder import preorder
+from harts.backends.full.tree.tiles import Tiles, visible_tiles
 from harts.backends.plan_tensors import AttentionViews
-from harts.ir.base import Int64
 
 BLOCK = 128
 
@@ -39,34 +40,38 @@ class Flex(FullAttention):
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """All pairs of the blocks that are visited."""
-        visited = int((_block_pairs(views) > 0).sum())
-        return AttentionCost(0, pass_flops(visited * BLOCK * BLOCK, need))
+        return AttentionCost(0, pass_flops(len(_tiles(views).query) * BLOCK * BLOCK, need))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`; without compilation on a CPU, where there is no backward pass."""
         kernel = self.compiled if q.is_cuda else flex_attention
         mask = views.once("flex_mask", lambda: block_mask(views))
-        inputs = (each.transpose(0, 1)[None] for each in (q, k, v))
+        rows = int(views.cu_q[-1])
+        inputs = (each[:rows].transpose(0, 1)[None] for each in (q, k, v))
         out: Tensor = kernel(*inputs, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return out[0].transpose(0, 1)
+        return functional.pad(out[0].transpose(0, 1), (0, 0, 0, 0, 0, views.rows - rows))
 
 
 def block_mask(views: AttentionViews) -> BlockMask:
-    """Blocks that are seen as a whole, and blocks that the preorder of their rows masks."""
-    pairs = _block_pairs(views)
-    full = pairs == BLOCK * BLOCK
+    """Blocks that are seen as a whole, and blocks that the preorder of rows masks; those at the end are masked."""
+    rows, tiles = int(views.cu_q[-1]), _tiles(views)
+    number = -(-rows // BLOCK)
+    seen, full = np.zeros((2, number, number), dtype=np.bool_)
+    seen[tiles.query, tiles.key] = True
+    full[tiles.query, tiles.key] = tiles.full
+    full[-1] = full[:, -1] = False
     enter, leave = (torch.from_numpy(each).to(views.device, torch.int32) for each in preorder(views))
     return BlockMask.from_kv_blocks(
-        *_lists((pairs > 0) & ~full, views.device),
+        *_lists(seen & ~full, views.device),
         *_lists(full, views.device),
         BLOCK_SIZE=BLOCK,
         mask_mod=_mask_mod(enter, leave),
-        seq_lengths=(views.rows, views.rows),
+        seq_lengths=(rows, rows),
     )
 
 
-def _block_pairs(views: AttentionViews) -> Int64:
-    return views.once("flex_block_pairs", lambda: block_pairs(views, BLOCK))
+def _tiles(views: AttentionViews) -> Tiles:
+    return views.once("flex_tiles", lambda: visible_tiles(views, BLOCK, BLOCK))
 
 
 def _mask_mod(enter: Tensor, leave: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -9,7 +9,7 @@ from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.packed import capability, import_faults, machine_faults, shape_faults
 from harts.backends.full.probe import probe_faults
-from harts.backends.full.tree.plan import TILE_QUERIES, backward_tiles, forward_tiles, tile_sizes, tree_plan
+from harts.backends.full.tree.plan import TILE_QUERIES, TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
 
 HOPPER = 9
@@ -48,8 +48,7 @@ class Tree(FullAttention):
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """All pairs of the tiles that hold a visible pair; nothing is expanded."""
-        sizes = tile_sizes(need.full_head_dims)
-        assert sizes is not None, "why_not refuses other head dims"
+        sizes = tile_sizes(need.full_head_dims) or TileSizes(TILE_QUERIES, TILE_QUERIES)  # told of refused dims, too
         forward = len(forward_tiles(views, sizes).query) * TILE_QUERIES * sizes.forward
         backward = len(backward_tiles(views, sizes).query) * TILE_QUERIES * sizes.backward
         return AttentionCost(0, forward_flops(forward, need) + backward_flops(backward, need))
