@@ -55,7 +55,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "transformer_engine": "harts.backends.full.transformer_engine:TransformerEngine",
         "tree": "harts.backends.full.tree.backend:Tree",
     },
-    "models": {"reference": "harts.backends.model.reference:Reference"},
+    "models": {
+        "reference": "harts.backends.model.reference:Reference",
+        "huggingface": "harts.backends.model.huggingface.backend:HuggingFace",
+    },
+    "huggingface_families": {
+        name: f"harts.backends.model.huggingface.families.{name}:FAMILY"
+        for name in ("bailing_hybrid", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+    },
     "objectives": {
         "grpo": "harts.train.objectives:Grpo",
         "ppo": "harts.train.objectives:Ppo",

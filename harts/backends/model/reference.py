@@ -14,8 +14,9 @@ from harts.backends.model.block import Hybrid
 from harts.backends.model.config import ReferenceConfig
 from harts.backends.model.moe import RouterStatistics
 from harts.backends.model.parameters import Draw, initialise
+from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
-from harts.errors import BackendError, InputError
+from harts.errors import BackendError
 
 
 class Reference(Model):
@@ -59,7 +60,7 @@ class Reference(Model):
         Raises:
             InputError: a token id is not in the vocabulary.
         """
-        self._check_tokens(plan)
+        check_tokens(plan, self.config.vocab_size)
         padding = torch.arange(len(plan.input_ids), device=plan.input_ids.device) >= plan.rows
         # zeros, whatever token 0 holds: a NaN in a padding row would reach every weight gradient as 0 * NaN
         x = self.module.embedding(plan.input_ids).masked_fill(padding[:, None], 0.0)
@@ -78,15 +79,6 @@ class Reference(Model):
         if self.config.recompute == "none":
             return block(x, plan)
         return checkpoint(block, x, plan, use_reentrant=False, preserve_rng_state=False)
-
-    def _check_tokens(self, plan: PlanTensors) -> None:
-        row = int(plan.input_ids.argmax())
-        token = int(plan.input_ids[row])
-        if token >= self.config.vocab_size:
-            where = f"compact row {row} (position {int(plan.position_ids[row])})"
-            raise InputError(
-                f"tokens: {where} is token {token}, but the model's vocab_size is {self.config.vocab_size}"
-            )
 
     def head_weight(self) -> Tensor:
         """LM head, [vocabulary, hidden]."""

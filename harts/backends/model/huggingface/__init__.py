@@ -1,0 +1,1 @@
+"""Unmodified models of transformers on compact rows."""

@@ -1,0 +1,166 @@
+"""The model backend `huggingface`: a hybrid model of transformers, unmodified, on compact rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutput, Need
+from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
+from harts.backends.model.huggingface.config import HuggingFaceConfig
+from harts.backends.model.huggingface.family import Family, family_named, family_of
+from harts.backends.model.huggingface.hooks import install, routers_of
+from harts.backends.model.tokens import check_tokens
+from harts.backends.plan_tensors import PlanTensors
+from harts.errors import BackendError, ConfigError
+
+
+class HuggingFace(Model):
+    """Any registered family of transformers, from a checkpoint or with random weights."""
+
+    Config = HuggingFaceConfig
+    config: HuggingFaceConfig
+
+    def __init__(
+        self, config: HuggingFaceConfig, linear: LinearAttention, full: FullAttention, device: str = "cpu"
+    ) -> None:
+        super().__init__(config)
+        self.device, self.linear, self.full = device, linear, full
+        self.family, self.settings = described(config)
+        self.module: Any = _built(config, self.family, self.settings, device)
+        self.current = install(self.module, self.family)
+        if config.recompute == "full":
+            self.module.gradient_checkpointing_enable({"use_reentrant": False})
+        self.module.train()
+
+    def need(self, chunk_size: int) -> Need:
+        """What this model asks of the attention backends."""
+        return _need(self.config, self.family, self.settings, chunk_size, self.device)
+
+    @classmethod
+    def need_of(cls, config: HuggingFaceConfig, chunk_size: int, device: str) -> Need:
+        """`need` of a model that has not been built."""
+        return _need(config, *described(config), chunk_size, device)
+
+    def why_not(self, need: Need) -> list[str]:
+        """Every reason why this model cannot run on compact rows."""
+        found = []
+        if getattr(self.settings, "attention_dropout", 0.0):
+            found.append(f"attention_dropout is {self.settings.attention_dropout}; a shared row has one outcome")
+        if self.module.get_output_embeddings().bias is not None:
+            found.append("its LM head has a bias")
+        if self.config.expert_bias_rate and (self.family.router is None or self.family.router.bias is None):
+            found.append(f"expert_bias_rate is {self.config.expert_bias_rate}; its routers have no selection bias")
+        return found
+
+    def forward(self, plan: PlanTensors) -> ModelOutput:
+        """Hidden states of every compact row, each computed once.
+
+        Raises:
+            InputError: a token id is not in the vocabulary.
+            BackendError: a layer did not run on the plan.
+        """
+        check_tokens(plan, self.settings.vocab_size)
+        call = TreeCall(plan, self.linear, self.full, self.current)
+        output = self.module.model(
+            input_ids=plan.input_ids[None],
+            position_ids=plan.position_ids[None],
+            attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
+            use_cache=False,
+            **{ARGUMENT: call},
+        )
+        self._check_layers(call)
+        hidden = output.last_hidden_state[0]
+        if not call.statistics:
+            return ModelOutput(hidden, None, None, None)
+        found = [call.statistics[layer] for layer in sorted(call.statistics)]
+        z, balance, load = (torch.stack(each) for each in zip(*found, strict=True))
+        return ModelOutput(hidden, z.sum(), balance.sum(), load)
+
+    def _check_layers(self, call: TreeCall) -> None:
+        wanted = dict(enumerate(self.settings.layer_types))
+        missing = [f"{layer} ({kind})" for layer, kind in wanted.items() if call.ran.get(layer) != kind]
+        missing += [
+            f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in call.statistics
+        ]
+        if missing:
+            raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
+
+    def head_weight(self) -> Tensor:
+        """LM head, [vocabulary, hidden]."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight
+
+    def update_expert_bias(self, expert_load: Tensor) -> None:
+        """Move the selection bias of each expert against its load: bias += rate * sign(mean load - load).
+
+        Args:
+            expert_load: q_c-weighted assignments over the whole step, [MoE layers, E].
+
+        Raises:
+            BackendError: the shape is not that of this model's experts.
+        """
+        routers = [router for _, router in routers_of(self.module, self.family)]
+        if len(expert_load) != len(routers):
+            raise BackendError(
+                f"expert_load: is of {len(expert_load)} layers, the model has {len(routers)} with experts"
+            )
+        name = None if self.family.router is None else self.family.router.bias
+        if name is None or not self.config.expert_bias_rate:
+            return
+        with torch.no_grad():
+            for router, load in zip(routers, expert_load, strict=True):
+                bias = getattr(router, name)
+                bias += self.config.expert_bias_rate * torch.sign(load.mean() - load).to(bias.dtype)
+
+
+def described(config: HuggingFaceConfig) -> tuple[Family, Any]:
+    """The family, and the configuration of the text model.
+
+    Raises:
+        ConfigError: there is no such checkpoint, no such family, or an override that its configuration does not have.
+    """
+    if config.path is None:
+        assert config.family is not None
+        family = family_named(config.family)
+        known = set(family.config_class().to_dict()) | set(getattr(family.config_class, "attribute_map", {}))
+        unknown = sorted(set(config.overrides) - known)
+        if unknown:
+            raise ConfigError(f"model: overrides: {family.config} has no {', '.join(unknown)}")
+        return family, family.config_class(**config.overrides)
+    file = Path(config.path) / "config.json"
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: path: {file} cannot be read: {error}") from error
+    family = family_of(str(read.get("model_type")))
+    found = family.config_class.from_pretrained(config.path)
+    return family, found
+
+
+def _built(config: HuggingFaceConfig, family: Family, settings: Any, device: str) -> Any:
+    cls = family.model_class
+    chosen: dict[str, Any] = {"dtype": config.torch_dtype}
+    if family.router is not None:
+        chosen["experts_implementation"] = config.experts
+    if config.path is not None:
+        return cls.from_pretrained(config.path, config=settings, **chosen).to(device)
+    cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.device(device):
+        torch.manual_seed(config.seed)
+        return cls._from_config(settings, **chosen)
+
+
+def _need(config: HuggingFaceConfig, family: Family, settings: Any, chunk_size: int, device: str) -> Need:
+    shapes = family.shapes(settings)
+    return Need(
+        device=device,
+        dtype=config.torch_dtype,
+        rule=family.rule,
+        chunk_size=chunk_size,
+        **shapes._asdict(),
+    )

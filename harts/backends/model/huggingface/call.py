@@ -1,0 +1,32 @@
+"""One forward pass of a model over the compact rows of one microbatch, and what its layers leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harts.backends.base import FullAttention, LinearAttention
+from harts.backends.model.moe import RouterStatistics
+from harts.backends.plan_tensors import PlanTensors
+
+ARGUMENT = "tree_call"
+"""Keyword by which the call reaches every layer: models hand keywords that they do not know on to their layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class TreeCall:
+    """Reaches the attention of each layer as an argument, so that recomputation sees the same one."""
+
+    plan: PlanTensors
+    linear: LinearAttention
+    full: FullAttention
+    current: dict[int, TreeCall]
+    """Of the model: the call that last ran attention in each layer, which is the one its experts run in."""
+    ran: dict[int, str] = field(default_factory=dict)
+    """Layers whose attention ran on the plan, and its kind."""
+    statistics: dict[int, RouterStatistics] = field(default_factory=dict)
+    """Of each layer with experts, from the first time that it ran: recomputation does not count twice."""
+
+    def enter(self, layer: int, kind: str) -> None:
+        """Attention of a layer begins."""
+        self.ran[layer] = kind
+        self.current[layer] = self

@@ -1,0 +1,1 @@
+"""One file a model family: what the hooks have to know of it."""

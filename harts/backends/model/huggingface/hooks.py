@@ -1,0 +1,90 @@
+"""Hooks of one model instance. Modules, classes and other models of the same process stay as they are."""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from harts.backends.model.huggingface.call import TreeCall
+from harts.backends.model.huggingface.family import Family, Router
+from harts.backends.model.huggingface.functions import ATTENTION, tree_attention, tree_conv, tree_delta_rule
+from harts.backends.model.moe import Routing, statistics
+from harts.backends.model.norm import widen
+from harts.errors import BackendError
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, tree_attention)
+
+
+def install(module: Any, family: Family) -> dict[int, TreeCall]:
+    """Make a model's layers run on compact rows.
+
+    Full attention goes through the public interface of transformers. The forward of each linear-attention layer is
+    that of its class, in which two names stand for our functions. Routers get a forward hook.
+
+    Args:
+        module: the causal language model.
+        family: what it is.
+
+    Returns:
+        What `TreeCall.current` has to be.
+    """
+    current: dict[int, TreeCall] = {}
+    module.config._attn_implementation = ATTENTION
+    for layer in module.modules():
+        if type(layer).__name__ == family.linear_layer:
+            index = layer.layer_idx
+            names = {family.conv: tree_conv(index), family.delta_rule: tree_delta_rule(index)}
+            layer.forward = MethodType(rebound(type(layer).forward, names), layer)
+    for index, router in routers_of(module, family):
+        router.register_forward_hook(_count(index, current, family.router))
+    return current
+
+
+def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
+    """A copy of a function, under its decorators, in which some global names stand for something else.
+
+    Raises:
+        BackendError: the function does not use one of the names.
+    """
+    bare = inspect.unwrap(function)
+    absent = sorted(set(names) - set(bare.__code__.co_names))
+    if absent:
+        raise BackendError(f"model: {bare.__qualname__} does not call {', '.join(absent)}; its family is not served")
+    made = FunctionType(
+        bare.__code__, {**bare.__globals__, **names}, bare.__name__, bare.__defaults__, bare.__closure__
+    )
+    made.__kwdefaults__ = bare.__kwdefaults__
+    return made
+
+
+def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
+    """Layer and router of all layers with experts, in order."""
+    if family.router is None:
+        return []
+    return [
+        (index, part)
+        for index, layer in enumerate(module.model.layers)
+        for part in layer.modules()
+        if type(part).__name__ == family.router.cls
+    ]
+
+
+def _count(layer: int, current: dict[int, TreeCall], router: Router | None) -> Any:
+    """Statistics of the semantic positions; computed in recomputation too, which has to save the same tensors."""
+
+    def hook(module: Any, given: Any, output: tuple[Tensor, ...]) -> None:
+        assert router is not None
+        call = current.get(layer)
+        if call is None:
+            raise BackendError(f"layer {layer}: its experts run without a plan; call the model through the backend")
+        logits, chosen = widen(output[0]), output[-1]
+        scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
+        probability = scores / scores.sum(-1, keepdim=True)
+        found = statistics(logits, Routing(chosen, scores, probability), call.plan.multiplicity)
+        call.statistics.setdefault(layer, found)
+
+    return hook
