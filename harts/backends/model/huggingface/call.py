@@ -12,6 +12,10 @@ ARGUMENT = "tree_call"
 """Keyword by which the call reaches every layer: models hand keywords that they do not know on to their layers."""
 
 
+Current = dict[int, "TreeCall"]
+"""The call that last ran attention in each layer of a model: the one that its experts run in."""
+
+
 @dataclass(frozen=True, eq=False)
 class TreeCall:
     """Reaches the attention of each layer as an argument, so that recomputation sees the same one."""
@@ -19,8 +23,8 @@ class TreeCall:
     plan: PlanTensors
     linear: LinearAttention
     full: FullAttention
-    current: dict[int, TreeCall]
-    """Of the model: the call that last ran attention in each layer, which is the one its experts run in."""
+    current: Current
+    """Of the model."""
     ran: dict[int, str] = field(default_factory=dict)
     """Layers whose attention ran on the plan, and its kind."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class Family:
     """Class of the causal language model."""
     model_types: tuple[str, ...]
     """`model_type` of its configurations."""
+    full_layer: str
+    """Class of the full-attention layers, which look their function up in `ALL_ATTENTION_FUNCTIONS`."""
     linear_layer: str
     """Class of the linear-attention layers."""
     rule: Rule

@@ -14,17 +14,34 @@ from torch import Tensor
 
 from harts.backends.linear.conv import short_conv
 from harts.backends.linear.dtypes import wide_dtype
-from harts.backends.model.huggingface.call import TreeCall
+from harts.backends.model.huggingface.call import Current, TreeCall
 from harts.errors import BackendError
 
-ATTENTION = "harts_tree"
-"""Name under which `tree_attention` is registered with transformers."""
 NORM_EPS = 1e-6
 """Of the l2 norm of queries and keys in transformers' delta rules."""
 ACTIVATIONS = ("silu", "swish")
 """Names of the one activation of the short convolution."""
 CHANGES_SCORES = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Arguments of attention that no backend here knows."""
+
+
+class AttentionFunctions:
+    """Stands for transformers' table of attention functions in the layers of one model."""
+
+    def __init__(self, stock: Any, current: Current) -> None:
+        self.stock, self.current = stock, current
+
+    def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """Attention on compact rows for a call with a plan, and what the model is configured for without one."""
+        stock = self.stock.get_interface(name, default)
+
+        def attention(module: Any, *given: Any, tree_call: TreeCall | None = None, **others: Any) -> Any:
+            if tree_call is None:
+                self.current.pop(module.layer_idx, None)
+                return stock(module, *given, **others)
+            return tree_attention(module, *given, tree_call=tree_call, **others)
+
+        return attention
 
 
 def tree_attention(
@@ -34,7 +51,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree_call: TreeCall | None = None,
+    tree_call: TreeCall,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -59,8 +76,6 @@ def tree_attention(
         BackendError: the layer asks for something that compact rows cannot give.
     """
     layer = f"layer {module.layer_idx} ({type(module).__name__})"
-    if tree_call is None:
-        raise BackendError(f"{layer}: runs without a plan; call the model through the backend")
     wrong = [f"{name} {others[name]}" for name in CHANGES_SCORES if others.get(name) is not None]
     wrong += [f"dropout {dropout}"] if dropout else []
     wrong += ["an attention mask"] if attention_mask is not None else []
@@ -72,8 +87,8 @@ def tree_attention(
     return tree_call.full.attend(q, k, v, tree_call.plan.views, scale)[None], None
 
 
-def tree_conv(layer: int) -> Callable[..., Tensor]:
-    """The short convolution of a layer."""
+def tree_conv(layer: int, stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The short convolution of a layer; `stock` without a plan."""
 
     def causal_conv1d_fn(
         hidden_states: Tensor,
@@ -85,55 +100,77 @@ def tree_conv(layer: int) -> Callable[..., Tensor]:
         **others: Any,
     ) -> Tensor:
         """[1, D, R] and taps [D, W] to [1, D, R]."""
-        call = _given(tree_call, layer)
+        if tree_call is None:
+            return stock(hidden_states, weight, bias, activation=activation, **others)
         if bias is not None or activation not in ACTIVATIONS:
             has = "a bias" if bias is not None else f"activation {activation}"
             raise BackendError(f"layer {layer}: its short convolution has {has}; served is silu without a bias")
         rows = hidden_states[0].transpose(0, 1)
-        return short_conv(rows.contiguous(), weight, call.plan).transpose(0, 1)[None]
+        return short_conv(rows.contiguous(), weight, tree_call.plan).transpose(0, 1)[None]
 
     return causal_conv1d_fn
 
 
-def tree_delta_rule(layer: int) -> Callable[..., tuple[Tensor, None]]:
-    """The chunked delta rule of a layer."""
+def tree_delta_rule(layer: int, stock: Callable[..., Any], current: Current) -> Callable[..., Any]:
+    """The chunked delta rule of a layer; `stock` without a plan."""
 
-    def chunked_delta_rule(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        *,
-        tree_call: TreeCall | None = None,
-        use_qk_l2norm_in_kernel: bool = False,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """[1, R, H, K], [1, R, H, K], [1, R, HV, V], gates and beta to [1, R, HV, V]; states stay in the backend."""
-        call = _given(tree_call, layer)
-        if initial_state is not None or output_final_state:
-            raise BackendError(f"layer {layer}: has a cache of states; compact rows are trained without one")
-        call.enter(layer, "linear_attention")
-        q, k, v = query[0], key[0], value[0]
-        if use_qk_l2norm_in_kernel:
-            q, k = l2norm(q), l2norm(k)
-        wide = wide_dtype(v)
-        inputs = {"q": q, "k": k, "v": v, "g": g[0].to(wide), "beta": beta[0].to(wide)}
-        mixed = call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, call.plan)
-        return mixed[None].to(value.dtype), None
+    def chunked_delta_rule(*given: Tensor, tree_call: TreeCall | None = None, **others: Any) -> Any:
+        if tree_call is None:
+            current.pop(layer, None)
+            return stock(*given, **others)
+        return delta_rule(*given, layer=layer, tree_call=tree_call, **others)
 
     return chunked_delta_rule
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    g: Tensor,
+    beta: Tensor,
+    layer: int,
+    tree_call: TreeCall,
+    use_qk_l2norm_in_kernel: bool = False,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The delta rule over compact rows, in the form in which transformers' layers ask for it.
+
+    Args:
+        query: [1, R, H, K], not normalised if `use_qk_l2norm_in_kernel` says so.
+        key: as `query`.
+        value: [1, R, HV, V].
+        g: log decays, [1, R, HV, K] or [1, R, HV].
+        beta: [1, R, HV].
+        layer: its index in the model.
+        tree_call: of this forward pass.
+        use_qk_l2norm_in_kernel: see `query`.
+        initial_state: none; states stay in the backend.
+        output_final_state: no.
+        others: what other implementations need.
+
+    Returns:
+        [1, R, HV, V] in the dtype of value, and no state.
+
+    Raises:
+        BackendError: the layer has a cache.
+    """
+    if initial_state is not None or output_final_state:
+        raise BackendError(f"layer {layer}: has a cache of states; compact rows are trained without one")
+    tree_call.enter(layer, "linear_attention")
+    q, k, v = query[0], key[0], value[0]
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    wide = wide_dtype(v)
+    inputs = {"q": q, "k": k, "v": v, "g": g[0].to(wide), "beta": beta[0].to(wide)}
+    mixed = tree_call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, tree_call.plan)
+    return mixed[None].to(value.dtype), None
 
 
 def l2norm(x: Tensor) -> Tensor:
     """x / sqrt(|x|^2 + eps) over the last dimension, in float32 or wider, in the dtype of x."""
     wide = x.to(wide_dtype(x))
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
-
-
-def _given(call: TreeCall | None, layer: int) -> TreeCall:
-    if call is None:
-        raise BackendError(f"layer {layer}: runs without a plan; call the model through the backend")
-    return call

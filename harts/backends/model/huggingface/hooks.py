@@ -5,25 +5,25 @@ from __future__ import annotations
 import inspect
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harts.backends.model.huggingface.call import TreeCall
+from harts.backends.model.huggingface.call import Current
 from harts.backends.model.huggingface.family import Family, Router
-from harts.backends.model.huggingface.functions import ATTENTION, tree_attention, tree_conv, tree_delta_rule
+from harts.backends.model.huggingface.functions import AttentionFunctions, tree_conv, tree_delta_rule
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, tree_attention)
+_installed: WeakKeyDictionary[Any, Current] = WeakKeyDictionary()
 
 
-def install(module: Any, family: Family) -> dict[int, TreeCall]:
-    """Make a model's layers run on compact rows.
+def install(module: Any, family: Family) -> Current:
+    """Make a model's layers run on compact rows in calls with a plan; without one they do what they did before.
 
-    Full attention goes through the public interface of transformers. The forward of each linear-attention layer is
-    that of its class, in which two names stand for our functions. Routers get a forward hook.
+    The forward of each attention layer is that of its class, in which a few global names stand for our functions.
+    Routers get a forward hook. A model that has them already keeps its hooks.
 
     Args:
         module: the causal language model.
@@ -32,16 +32,24 @@ def install(module: Any, family: Family) -> dict[int, TreeCall]:
     Returns:
         What `TreeCall.current` has to be.
     """
-    current: dict[int, TreeCall] = {}
-    module.config._attn_implementation = ATTENTION
-    for layer in module.modules():
-        if type(layer).__name__ == family.linear_layer:
-            index = layer.layer_idx
-            names = {family.conv: tree_conv(index), family.delta_rule: tree_delta_rule(index)}
-            layer.forward = MethodType(rebound(type(layer).forward, names), layer)
-    for index, router in routers_of(module, family):
-        router.register_forward_hook(_count(index, current, family.router))
-    return current
+    if module not in _installed:
+        current: Current = {}
+        modeling = family.modeling
+        table = {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions(modeling.ALL_ATTENTION_FUNCTIONS, current)}
+        for layer in module.model.layers.modules():
+            if type(layer).__name__ == family.full_layer:
+                layer.forward = MethodType(rebound(type(layer).forward, table), layer)
+            elif type(layer).__name__ == family.linear_layer:
+                index, conv, rule = layer.layer_idx, family.conv, family.delta_rule
+                names = {
+                    conv: tree_conv(index, getattr(modeling, conv)),
+                    rule: tree_delta_rule(index, getattr(modeling, rule), current),
+                }
+                layer.forward = MethodType(rebound(type(layer).forward, names), layer)
+        for index, router in routers_of(module, family):
+            router.register_forward_hook(_count(index, current, family.router))
+        _installed[module] = current
+    return _installed[module]
 
 
 def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
@@ -73,14 +81,14 @@ def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
     ]
 
 
-def _count(layer: int, current: dict[int, TreeCall], router: Router | None) -> Any:
+def _count(layer: int, current: Current, router: Router | None) -> Any:
     """Statistics of the semantic positions; computed in recomputation too, which has to save the same tensors."""
 
     def hook(module: Any, given: Any, output: tuple[Tensor, ...]) -> None:
         assert router is not None
         call = current.get(layer)
-        if call is None:
-            raise BackendError(f"layer {layer}: its experts run without a plan; call the model through the backend")
+        if call is None:  # a call without a plan
+            return
         logits, chosen = widen(output[0]), output[-1]
         scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
         probability = scores / scores.sum(-1, keepdim=True)

@@ -15,6 +15,7 @@ FAMILY = Family(
     config="BailingHybridConfig",
     model="BailingHybridForCausalLM",
     model_types=("bailing_hybrid",),
+    full_layer="BailingHybridAttention",
     linear_layer="BailingHybridDeltaAttention",
     rule="kda",
     delta_rule="chunk_kimi_delta_attention",

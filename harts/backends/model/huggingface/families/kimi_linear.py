@@ -7,6 +7,7 @@ FAMILY = Family(
     config="KimiLinearConfig",
     model="KimiLinearForCausalLM",
     model_types=("kimi_linear",),
+    full_layer="KimiLinearAttention",
     linear_layer="KimiLinearDeltaAttention",
     rule="kda",
     delta_rule="chunk_kimi_delta_attention",

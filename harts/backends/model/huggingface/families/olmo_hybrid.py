@@ -7,6 +7,7 @@ FAMILY = Family(
     config="OlmoHybridConfig",
     model="OlmoHybridForCausalLM",
     model_types=("olmo_hybrid",),
+    full_layer="OlmoHybridAttention",
     linear_layer="OlmoHybridGatedDeltaNet",
     rule="gdn",
     delta_rule="torch_chunk_gated_delta_rule",

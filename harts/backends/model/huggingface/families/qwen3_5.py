@@ -7,6 +7,7 @@ FAMILY = Family(
     config="Qwen3_5TextConfig",
     model="Qwen3_5ForCausalLM",
     model_types=("qwen3_5", "qwen3_5_text"),
+    full_layer="Qwen3_5Attention",
     linear_layer="Qwen3_5GatedDeltaNet",
     rule="gdn",
     delta_rule="torch_chunk_gated_delta_rule",

@@ -7,6 +7,7 @@ FAMILY = Family(
     config="Qwen3_5MoeTextConfig",
     model="Qwen3_5MoeForCausalLM",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    full_layer="Qwen3_5MoeAttention",
     linear_layer="Qwen3_5MoeGatedDeltaNet",
     rule="gdn",
     delta_rule="torch_chunk_gated_delta_rule",

@@ -7,6 +7,7 @@ FAMILY = Family(
     config="Qwen3NextConfig",
     model="Qwen3NextForCausalLM",
     model_types=("qwen3_next",),
+    full_layer="Qwen3NextAttention",
     linear_layer="Qwen3NextGatedDeltaNet",
     rule="gdn",
     delta_rule="torch_chunk_gated_delta_rule",
