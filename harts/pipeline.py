@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 class Pipeline:
     """The stages of one file. Planning needs no torch; the model and its backends are built on first use."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, module: Any = None) -> None:
         self.settings = settings
+        self._module = module
         self.times = Times()
         self.observers: list[Observer] = build_observers(settings.observe, settings.order, self.times)
         chain = [(kind, settings.components[kind].cls) for kind in settings.order]
@@ -43,18 +44,21 @@ class Pipeline:
         self._env: Env | None = None
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = (), scope: Scope = "all") -> Pipeline:
+    def load(
+        cls, path: str | Path, overrides: Sequence[str] = (), scope: Scope = "all", *, module: Any = None
+    ) -> Pipeline:
         """Read, check and prepare a pipeline file.
 
         Args:
             path: the YAML file.
             overrides: `a.b=c` each, the value as YAML.
             scope: `plan` reads only what planning uses and imports no torch.
+            module: the trainer's own model, for model backends that run one (`model: {type: huggingface}`).
 
         Raises:
             ConfigError: with every fault of the file, edge types included.
         """
-        return cls(load_settings(path, overrides, scope))
+        return cls(load_settings(path, overrides, scope), module)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -74,7 +78,7 @@ class Pipeline:
             model, linear, full = (self._pair(section) for section in BACKEND_SECTIONS)
             chunk_size, conv_width = self._number("call_plan", "chunk_size"), self._number("layout", "conv_width")
             try:
-                self._env = build_env(model, linear, full, chunk_size, conv_width, self.settings.device)
+                self._env = build_env(model, linear, full, chunk_size, conv_width, self.settings.device, self._module)
             except BackendError as error:
                 lines = str(error).splitlines()
                 raise ConfigError("\n".join(f"{self.settings.path}: {line}" for line in lines)) from error
@@ -94,7 +98,9 @@ class Pipeline:
             raise ConfigError(f"{self.settings.path}: {error}") from error
         linear, full = (cls(config) for cls, config in map(self._pair, ("linear_attention", "full_attention")))
         cls, config = self._pair("model")
-        need: Need = cls(config, linear, full, self.settings.device).need(self._number("call_plan", "chunk_size"))
+        given = {} if self._module is None else {"module": self._module}
+        built = cls(config, linear, full, self.settings.device, **given)
+        need: Need = built.need(self._number("call_plan", "chunk_size"))
         return need
 
     def _pair(self, section: str) -> tuple[type[Any], Any]:

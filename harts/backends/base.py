@@ -173,6 +173,8 @@ class Model(Backend, ABC):
 
     module: torch.nn.Module
     """Owner of all parameters."""
+    takes_module: ClassVar[bool] = False
+    """Whether it can run a module of the caller's: `cls(config, linear, full, device, module)`."""
 
     @classmethod
     def need_of(cls, config: Any, chunk_size: int, device: str) -> Need | None:

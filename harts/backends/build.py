@@ -20,6 +20,7 @@ def build_env(  # noqa: PLR0917
     chunk_size: int,
     conv_width: int,
     device: str,
+    module: Any = None,
 ) -> Env:
     """Build what executes.
 
@@ -30,6 +31,7 @@ def build_env(  # noqa: PLR0917
         chunk_size: tokens a chunk, of the call plan.
         conv_width: tokens in a window of the short convolution, of the layout.
         device: as torch names it.
+        module: the caller's own, which the model is to run instead of one that it builds.
 
     Raises:
         BackendError: a part cannot serve. The text lists every reason of every part, and the registered backends
@@ -37,7 +39,10 @@ def build_env(  # noqa: PLR0917
     """
     check_device(device)
     linear_backend, full_backend = linear[0](linear[1]), full[0](full[1])
-    built: Model = model[0](model[1], linear_backend, full_backend, device)
+    if module is not None and not model[0].takes_module:
+        raise BackendError(f"models: {model[0].__name__}: builds its own module and takes none")
+    given = {} if module is None else {"module": module}
+    built: Model = model[0](model[1], linear_backend, full_backend, device, **given)
     need = built.need(chunk_size)
     reasons = [f"models: {_name(built)}: {reason}" for reason in built.why_not(need)]
     if need.conv_width != conv_width:

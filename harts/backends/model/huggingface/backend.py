@@ -25,26 +25,38 @@ class HuggingFace(Model):
     Config = HuggingFaceConfig
     config: HuggingFaceConfig
 
+    takes_module = True
+
     def __init__(
-        self, config: HuggingFaceConfig, linear: LinearAttention, full: FullAttention, device: str = "cpu"
+        self,
+        config: HuggingFaceConfig,
+        linear: LinearAttention,
+        full: FullAttention,
+        device: str = "cpu",
+        module: Any = None,
     ) -> None:
         super().__init__(config)
         self.device, self.linear, self.full = device, linear, full
-        self.family, self.settings = described(config)
-        self.module: Any = _built(config, self.family, self.settings, device)
+        self.module: Any = _built(config, device) if module is None else checked(module, config, device)
+        self.settings = self.module.config
+        self.family = family_of(self.settings.model_type)
         self.current = install(self.module, self.family)
         if config.recompute == "full":
             self.module.gradient_checkpointing_enable({"use_reentrant": False})
-        self.module.train()
+        if module is None:
+            self.module.train()
 
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""
-        return _need(self.config, self.family, self.settings, chunk_size, self.device)
+        return _need(self.family, self.settings, self.module.dtype, chunk_size, self.device)
 
     @classmethod
-    def need_of(cls, config: HuggingFaceConfig, chunk_size: int, device: str) -> Need:
-        """`need` of a model that has not been built."""
-        return _need(config, *described(config), chunk_size, device)
+    def need_of(cls, config: HuggingFaceConfig, chunk_size: int, device: str) -> Need | None:
+        """`need` of a model that has not been built; None of the caller's own."""
+        if config.path is None and config.family is None:
+            return None
+        family, settings = described(config)
+        return _need(family, settings, config.torch_dtype, chunk_size, device)
 
     def why_not(self, need: Need) -> list[str]:
         """Every reason why this model cannot run on compact rows."""
@@ -118,6 +130,28 @@ class HuggingFace(Model):
                 bias += self.config.expert_bias_rate * torch.sign(load.mean() - load).to(bias.dtype)
 
 
+def checked(module: Any, config: HuggingFaceConfig, device: str) -> Any:
+    """The caller's own model.
+
+    Raises:
+        BackendError: it is not the one that the configuration asks for, not of a registered family, or somewhere else.
+    """
+    faults = []
+    if config.path is not None or config.family is not None:
+        faults.append("a model is handed over, and path or family asks for another one")
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    family = family_of(str(kind))
+    if not isinstance(module, family.model_class):
+        faults.append(f"the model handed over is a {type(module).__name__}, needed is a {family.model}")
+    elif module.device.type != torch.device(device).type:
+        faults.append(f"the model handed over is on {module.device}, the pipeline's device is {device}")
+    elif config.recompute == "none" and module.is_gradient_checkpointing:
+        faults.append("its gradient checkpointing is on; set recompute: full, which turns it on without reentrance")
+    if faults:
+        raise BackendError("\n".join(f"models: HuggingFace: {fault}" for fault in faults))
+    return module
+
+
 def described(config: HuggingFaceConfig) -> tuple[Family, Any]:
     """The family, and the configuration of the text model.
 
@@ -125,7 +159,8 @@ def described(config: HuggingFaceConfig) -> tuple[Family, Any]:
         ConfigError: there is no such checkpoint, no such family, or an override that its configuration does not have.
     """
     if config.path is None:
-        assert config.family is not None
+        if config.family is None:
+            raise ConfigError("model: give path, family, or hand a model to harts.load(..., module=model)")
         family = family_named(config.family)
         known = set(family.config_class().to_dict()) | set(getattr(family.config_class, "attribute_map", {}))
         unknown = sorted(set(config.overrides) - known)
@@ -142,7 +177,8 @@ def described(config: HuggingFaceConfig) -> tuple[Family, Any]:
     return family, found
 
 
-def _built(config: HuggingFaceConfig, family: Family, settings: Any, device: str) -> Any:
+def _built(config: HuggingFaceConfig, device: str) -> Any:
+    family, settings = described(config)
     cls = family.model_class
     chosen: dict[str, Any] = {"dtype": config.torch_dtype}
     if family.router is not None:
@@ -155,12 +191,7 @@ def _built(config: HuggingFaceConfig, family: Family, settings: Any, device: str
         return cls._from_config(settings, **chosen)
 
 
-def _need(config: HuggingFaceConfig, family: Family, settings: Any, chunk_size: int, device: str) -> Need:
-    shapes = family.shapes(settings)
+def _need(family: Family, settings: Any, dtype: torch.dtype, chunk_size: int, device: str) -> Need:
     return Need(
-        device=device,
-        dtype=config.torch_dtype,
-        rule=family.rule,
-        chunk_size=chunk_size,
-        **shapes._asdict(),
+        device=device, dtype=dtype, rule=family.rule, chunk_size=chunk_size, **family.shapes(settings)._asdict()
     )

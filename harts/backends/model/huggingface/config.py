@@ -13,7 +13,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 class HuggingFaceConfig(StageConfig):
-    """A hybrid model of transformers: a checkpoint, or a family with random weights."""
+    """A hybrid model of transformers: a checkpoint, a family with random weights, or with neither the caller's own."""
 
     path: str | None = None
     """Folder of a checkpoint."""
@@ -22,7 +22,7 @@ class HuggingFaceConfig(StageConfig):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Values of the configuration of transformers, for random weights."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """Of parameters and activations; what a family keeps in float32 stays there."""
+    """Of parameters and activations; what a family keeps in float32 stays there. The caller's own model has its own."""
     recompute: Literal["none", "full"] = "none"
     """`full`: gradient checkpointing of every layer."""
     experts: Literal["grouped_mm", "eager"] = "grouped_mm"
@@ -34,10 +34,10 @@ class HuggingFaceConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check(self) -> HuggingFaceConfig:
-        if (self.path is None) == (self.family is None):
-            raise ValueError("give either path, a checkpoint, or family, for random weights")
-        if self.path is not None and self.overrides:
-            raise ValueError("overrides are for random weights; the checkpoint has its own configuration")
+        if self.path is not None and self.family is not None:
+            raise ValueError("give path, a checkpoint, or family, for random weights, and not both")
+        if self.family is None and self.overrides:
+            raise ValueError("overrides are for random weights of a family")
         if self.dtype == "float64" and self.experts == "grouped_mm":
             raise ValueError("experts: grouped_mm has no float64; set experts: eager")
         return self
