@@ -63,10 +63,10 @@ class Differences:
 
 def differences(ours: StepResult, theirs: StepResult, gradients: dict[str, float]) -> Differences:
     """Measure one step; `gradients` are those of `gradient_errors`."""
-    logprobs = _largest(ours.logprobs - theirs.logprobs)
+    logprobs = _largest_difference(ours.logprobs, theirs.logprobs)
     entropy = None
     if ours.entropy is not None and theirs.entropy is not None:
-        entropy = _largest(ours.entropy - theirs.entropy)
+        entropy = _largest_difference(ours.entropy, theirs.entropy)
     router = None
     if ours.router_z is not None and theirs.router_z is not None:
         pairs = ((ours.router_z, theirs.router_z), (ours.router_balance, theirs.router_balance))
@@ -77,7 +77,7 @@ def differences(ours: StepResult, theirs: StepResult, gradients: dict[str, float
         moved = math.ceil(float(apart) / 2), round(float(theirs.expert_load.sum()))
     return Differences(
         logprobs=logprobs,
-        logprobs_relative=relative(logprobs, _largest(theirs.logprobs)),
+        logprobs_relative=relative(logprobs, float(np.nan_to_num(np.abs(theirs.logprobs)).max(initial=0.0))),
         entropy=entropy,
         loss=abs(ours.loss - theirs.loss) / max(1.0, abs(theirs.loss)),
         router=router,
@@ -102,5 +102,8 @@ def relative(difference: float, size: float) -> float:
     return math.inf if difference else 0.0
 
 
-def _largest(values: Float64) -> float:
-    return float(np.abs(values).max(initial=0.0))
+def _largest_difference(ours: Float64, theirs: Float64) -> float:
+    """NaN if only one of two values is; positions that neither side has are equal."""
+    apart = np.abs(ours - theirs)
+    apart[np.isnan(ours) & np.isnan(theirs)] = 0.0
+    return float(apart.max(initial=0.0))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
 from harts.ir import CompactOutputs, SemanticOutputs
-from harts.ir.base import TensorLike
+from harts.ir.base import Int64, TensorLike
 from harts.stages.base import Stage, StageConfig
 from harts.stages.restore.labels import predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
@@ -28,6 +30,8 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         """Compact rows whose logits exist at the same time."""
         entropy: bool = False
         """Also restore the entropy of each next-token distribution, in nats."""
+        positions: Literal["all", "trained"] = "all"
+        """`trained`: of trained tokens alone, NaN for the others; rows that predict none of them have no logits."""
 
     needs_env = True
 
@@ -42,8 +46,21 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         hidden = _tensor(outputs.hidden, weight.device)
         wanted = predictions(outputs.layout, weight.shape[0])
         rows_per_block, entropy = self.config.rows_per_block, self.config.entropy
-        logprobs, entropies = mapped_logprobs(hidden, weight, wanted, rows_per_block=rows_per_block, entropy=entropy)
-        return SemanticOutputs(outputs, logprobs, entropies)
+        if self.config.positions == "all":
+            restored = mapped_logprobs(hidden, weight, wanted, rows_per_block=rows_per_block, entropy=entropy)
+            return SemanticOutputs(outputs, *restored)
+        columns = outputs.layout.plan.tree.columns
+        trained = np.flatnonzero(columns.loss_mask[columns.predicted()])
+        some = mapped_logprobs(hidden, weight, wanted.take(trained), rows_per_block=rows_per_block, entropy=entropy)
+        return SemanticOutputs(outputs, *(_among(each, trained, len(wanted.row)) for each in some))
+
+
+def _among(values: Tensor | None, members: Int64, count: int) -> Tensor | None:
+    """Values of some positions among all, NaN for the others."""
+    if values is None:
+        return None
+    index = torch.from_numpy(members).to(values.device)
+    return values.new_full((count,), torch.nan).index_copy(0, index, values)
 
 
 def _tensor(hidden: TensorLike, device: torch.device) -> Tensor:

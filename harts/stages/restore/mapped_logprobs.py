@@ -2,6 +2,7 @@
 
 Logits exist for one block of rows at a time, in forward and again in backward; nothing of their size is kept.
 Backward only computes logits of rows whose positions have a gradient: in rollouts most tokens are not trained.
+On a GPU products of 16-bit numbers are summed in float32, and gradients of logits are rounded to 16 bits before them.
 Shape suffixes: b rows of a block, g distributions of a group, V vocabulary, M positions.
 """
 
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from harts.ir.base import Int64
 from harts.stages.restore.cells import Group, group_predictions
 from harts.stages.restore.labels import Predictions
+from harts.stages.restore.products import accumulate_dtype, operand, product
 
 
 def mapped_logprobs(
@@ -46,11 +48,11 @@ class _Mapped(torch.autograd.Function):
         ctx.wanted, ctx.rows_per_block = wanted, rows_per_block
         cells = group_predictions(wanted, rows_per_block, hidden.device)
         dtype = accumulate_dtype(hidden, weight)
-        head = weight.to(dtype)
+        head = operand(weight, hidden)
         by_cell = hidden.new_empty(len(cells.cell_length), dtype=dtype)
         by_distribution = hidden.new_empty(len(cells.distribution_length) if entropy else 0, dtype=dtype)
         for block in cells.blocks:
-            logits_bV = hidden[block.rows].to(dtype) @ head.T
+            logits_bV = product(operand(hidden[block.rows], weight), head.T)
             for group in block.groups:
                 logp_gV = _scaled(logits_bV, group).log_softmax(dim=1)
                 by_cell[group.cell] = logp_gV[group.slot, group.target]
@@ -68,13 +70,12 @@ class _Mapped(torch.autograd.Function):
         by_cell = cells.collect(d_logprobs, cells.cell_length)
         total = cells.collect(d_logprobs, cells.distribution_length)
         spread = None if d_entropy is None else cells.collect(d_entropy, cells.distribution_length)
-        dtype = accumulate_dtype(hidden, weight)
-        head = weight.to(dtype)
+        head = operand(weight, hidden)
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        d_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        d_head = torch.zeros_like(head, dtype=accumulate_dtype(hidden, weight)) if ctx.needs_input_grad[1] else None
         for block in cells.blocks:
-            rows_bh = hidden[block.rows].to(dtype)
-            logits_bV = rows_bh @ head.T
+            rows_bh = operand(hidden[block.rows], weight)
+            logits_bV = product(rows_bh, head.T)
             d_logits_bV = torch.zeros_like(logits_bV)
             for group in block.groups:
                 d_gV = _d_logits(_scaled(logits_bV, group), group, by_cell, total, spread)
@@ -82,10 +83,11 @@ class _Mapped(torch.autograd.Function):
                     d_logits_bV += d_gV
                 else:
                     d_logits_bV[group.local] += d_gV
+            d_logits_bV = d_logits_bV.to(head.dtype)
             if d_hidden is not None:
-                d_hidden[block.rows] = (d_logits_bV @ head).to(hidden.dtype)
+                d_hidden[block.rows] = product(d_logits_bV, head).to(hidden.dtype)
             if d_head is not None:
-                d_head.addmm_(d_logits_bV.T, rows_bh)
+                d_head += product(d_logits_bV.T, rows_bh)
         return d_hidden, None if d_head is None else d_head.to(weight.dtype), None, None, None
 
 
@@ -98,11 +100,6 @@ def _live(d_logprobs: Tensor, d_entropy: Tensor | None) -> tuple[Int64, Tensor, 
         d_entropy = d_entropy if bool(spread.any()) else None
     live = nonzero.nonzero()[:, 0]
     return live.cpu().numpy(), d_logprobs[live], None if d_entropy is None else d_entropy[live]
-
-
-def accumulate_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """float32, or wider if an input is."""
-    return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
 
 
 def _scaled(logits_bV: Tensor, group: Group) -> Tensor:

@@ -141,3 +141,24 @@ def test_outputs_that_were_read_from_a_dump_are_restored_alike() -> None:
     dumped = hidden.numpy().copy()
     dumped.flags.writeable = False
     assert torch.equal(restore(layout, dumped, weight).logprobs, restore(layout, hidden, weight).logprobs)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_positions_that_are_not_trained_are_nan_and_cost_no_logits(entropy: bool) -> None:
+    layout = layout_of(tree_of(FORK, loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 0], dtype=np.bool_)))
+    hidden, weight = random_inputs(layout)
+    columns = layout.plan.tree.columns
+    trained = columns.loss_mask[columns.predicted()]
+    assert 0 < trained.sum() < len(trained)
+    hidden[predictions(layout, VOCABULARY).row[~trained]] = torch.nan  # nobody reads them
+    shared = predictions(layout, VOCABULARY).row[trained]
+    hidden[shared] = random_inputs(layout)[0][shared]
+    full = restore(layout, random_inputs(layout)[0], weight, entropy=entropy)
+    some = restore(layout, hidden.requires_grad_(), weight, entropy=entropy, positions="trained")
+    for all_of_them, each in ((full.logprobs, some.logprobs), (full.entropy, some.entropy))[: 1 + entropy]:
+        is_trained = torch.from_numpy(trained)
+        torch.testing.assert_close(each[is_trained], all_of_them[is_trained], rtol=1e-13, atol=0)
+        assert each[~is_trained].isnan().all()
+    (grad,) = torch.autograd.grad(some.logprobs[torch.from_numpy(trained)].sum(), hidden)
+    assert grad[shared].abs().min() > 0
+    assert grad.isfinite().all()

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harts.stages.restore import mapped_logprobs as module
 from harts.stages.restore.labels import Predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
+from harts.stages.restore.products import product
 
 ROWS, WIDTH, VOCABULARY = 11, 5, 13
 
@@ -146,20 +148,20 @@ def test_memory_is_a_block_of_logits_in_both_directions() -> None:
 
 def test_rows_are_multiplied_once_however_often_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     multiplied: list[int] = []
-    real = Tensor.__matmul__
 
     def counted(a: Tensor, b: Tensor) -> Tensor:
         multiplied.append(len(a))
-        return real(a, b)
+        return product(a, b)
 
-    monkeypatch.setattr(Tensor, "__matmul__", counted)
+    monkeypatch.setattr(module, "product", counted)
     hidden, weight = inputs()
     positions = wanted("many")
     logprobs, _ = mapped_logprobs(hidden, weight, positions, rows_per_block=4, entropy=True)
     assert multiplied == [4, 4, 1]
     multiplied.clear()
     logprobs[torch.from_numpy(np.isin(positions.row, (0, 6)))].sum().backward()
-    assert multiplied == [2, 2], "logits, and gradient of hidden, of the two rows that have a gradient"
+    vocabulary = len(weight)
+    assert multiplied == [2, 2, vocabulary], "logits and gradients of hidden of the two rows that have one; of the head"
 
 
 def test_results_do_not_depend_on_the_order_of_positions_bit_for_bit() -> None:
@@ -171,3 +173,23 @@ def test_results_do_not_depend_on_the_order_of_positions_bit_for_bit() -> None:
     other = Predictions(row[mixed], target[mixed], scale[mixed])
     b, _ = mapped_logprobs(hidden, weight, other, rows_per_block=4)
     assert torch.equal(a[torch.from_numpy(mixed)], b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gpu_multiplies_16_bit_numbers_and_sums_in_float32(dtype: torch.dtype) -> None:
+    """Log-probs as of float32 products of the same numbers; gradients within the rounding of those of logits."""
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 64, generator=draw).to("cuda", dtype).requires_grad_()
+    weight = (torch.randn(1000, 64, generator=draw) / 8).to("cuda", dtype).requires_grad_()
+    rng = np.random.default_rng(1)
+    positions = Predictions(rng.integers(0, 300, 900), rng.integers(0, 1000, 900), None)
+    up = torch.randn(900, generator=draw).cuda()
+    found, _ = mapped_logprobs(hidden, weight, positions, rows_per_block=128)
+    assert found.dtype == torch.float32
+    got = torch.autograd.grad(found, (hidden, weight), up)
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    plain = (exact[0] @ exact[1].T).log_softmax(1)[torch.from_numpy(positions.row), torch.from_numpy(positions.target)]
+    torch.testing.assert_close(found.double(), plain, rtol=1e-5, atol=1e-5)
+    for a, b in zip(got, torch.autograd.grad(plain, exact, up.double()), strict=True):
+        assert float((a.double() - b).norm() / b.norm()) < 6 * torch.finfo(dtype).eps

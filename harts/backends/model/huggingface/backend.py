@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
 from harts.backends.model.huggingface.hooks import install, routers_of
+from harts.backends.model.huggingface.wide import precision, recomputation
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
+
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+"""Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
 
 
 class HuggingFace(Model):
@@ -42,7 +47,7 @@ class HuggingFace(Model):
         self.family = family_of(self.settings.model_type)
         self.current = install(self.module, self.family)
         if config.recompute == "full":
-            self.module.gradient_checkpointing_enable({"use_reentrant": False})
+            self.module.gradient_checkpointing_enable(recomputation(self.module.dtype))
         if module is None:
             self.module.train()
 
@@ -63,6 +68,10 @@ class HuggingFace(Model):
         found = []
         if getattr(self.settings, "attention_dropout", 0.0):
             found.append(f"attention_dropout is {self.settings.attention_dropout}; a shared row has one outcome")
+        found += [
+            f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
+            for kind in sorted(_rope_types(self.settings) & LENGTH_DEPENDENT)
+        ]
         if self.module.get_output_embeddings().bias is not None:
             found.append("its LM head has a bias")
         if self.config.expert_bias_rate and (self.family.router is None or self.family.router.bias is None):
@@ -78,13 +87,14 @@ class HuggingFace(Model):
         """
         check_tokens(plan, self.settings.vocab_size)
         call = TreeCall(plan, self.linear, self.full, self.current)
-        output = self.module.model(
-            input_ids=plan.input_ids[None],
-            position_ids=plan.position_ids[None],
-            attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
-            use_cache=False,
-            **{ARGUMENT: call},
-        )
+        with precision(self.module.dtype):
+            output = self.module.model(
+                input_ids=plan.input_ids[None],
+                position_ids=plan.position_ids[None],
+                attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
+                use_cache=False,
+                **{ARGUMENT: call},
+            )
         self._check_layers(call)
         hidden = output.last_hidden_state[0]
         if not call.statistics:
@@ -117,10 +127,9 @@ class HuggingFace(Model):
             BackendError: the shape is not that of this model's experts.
         """
         routers = [router for _, router in routers_of(self.module, self.family)]
-        if len(expert_load) != len(routers):
-            raise BackendError(
-                f"expert_load: is of {len(expert_load)} layers, the model has {len(routers)} with experts"
-            )
+        got, wanted = tuple(expert_load.shape), (len(routers), routers[0].num_experts if routers else 0)
+        if got != wanted:
+            raise BackendError(f"expert_load: has shape {got}, the model's experts are {wanted}")
         name = None if self.family.router is None else self.family.router.bias
         if name is None or not self.config.expert_bias_rate:
             return
@@ -166,7 +175,10 @@ def described(config: HuggingFaceConfig) -> tuple[Family, Any]:
         unknown = sorted(set(config.overrides) - known)
         if unknown:
             raise ConfigError(f"model: overrides: {family.config} has no {', '.join(unknown)}")
-        return family, family.config_class(**config.overrides)
+        try:
+            return family, family.config_class(**config.overrides)
+        except (TypeError, ValueError, import_module("huggingface_hub.errors").StrictDataclassError) as error:
+            raise ConfigError(f"model: overrides: {family.config}: {' '.join(str(error).split())}") from error
     file = Path(config.path) / "config.json"
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
@@ -184,11 +196,24 @@ def _built(config: HuggingFaceConfig, device: str) -> Any:
     if family.router is not None:
         chosen["experts_implementation"] = config.experts
     if config.path is not None:
-        return cls.from_pretrained(config.path, config=settings, **chosen).to(device)
-    cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.device(device):
-        torch.manual_seed(config.seed)
-        return cls._from_config(settings, **chosen)
+        made, report = cls.from_pretrained(config.path, config=settings, output_loading_info=True, **chosen)
+        absent = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+        if absent:
+            few = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+            raise ConfigError(f"model: path: {config.path} lacks {len(absent)} of the model's weights: {few}")
+        made.to(device)
+    else:
+        cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), torch.device(device):
+            torch.manual_seed(config.seed)
+            made = cls._from_config(settings, **chosen)
+    return made.double() if config.dtype == "float64" else made
+
+
+def _rope_types(settings: Any) -> set[Any]:
+    """Of all layers: there is one set of parameters, or one for each kind of layer."""
+    told = getattr(settings, "rope_parameters", None) or {}
+    return {each.get("rope_type") for each in (told, *told.values()) if isinstance(each, dict)}
 
 
 def _need(family: Family, settings: Any, dtype: torch.dtype, chunk_size: int, device: str) -> Need:

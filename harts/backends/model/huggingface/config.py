@@ -22,7 +22,8 @@ class HuggingFaceConfig(StageConfig):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Values of the configuration of transformers, for random weights."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """Of parameters and activations; what a family keeps in float32 stays there. The caller's own model has its own."""
+    """Of parameters and activations. What a family keeps in float32 stays there, but float64 is throughout: no cast to
+    float32 is made. The caller's own model has its own."""
     recompute: Literal["none", "full"] = "none"
     """`full`: gradient checkpointing of every layer."""
     experts: Literal["grouped_mm", "eager"] = "grouped_mm"

@@ -1,0 +1,29 @@
+"""Matrix products with the LM head, accumulated in float32 or wider."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accumulate_dtype(*operands: Tensor) -> torch.dtype:
+    """float32, or wider if an operand is."""
+    dtype = torch.float32
+    for each in operands:
+        dtype = torch.promote_types(dtype, each.dtype)
+    return dtype
+
+
+def operand(x: Tensor, *others: Tensor) -> Tensor:
+    """What a product with others takes of x: as it is where a GPU multiplies 16-bit numbers, else in the wide dtype."""
+    return x if _native(x, *others) else x.to(accumulate_dtype(x, *others))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b for two matrices of `operand`, in float32 or wider: 16-bit products are summed and kept in float32."""
+    return torch.mm(a, b, out_dtype=torch.float32) if _native(a, b) else a @ b
+
+
+def _native(*operands: Tensor) -> bool:
+    dtypes = {each.dtype for each in operands}
+    return len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16} and all(each.is_cuda for each in operands)
