@@ -1,0 +1,383 @@
+"""The benchmark of a training step: no time without parity, figures add up, cuts hold the same trajectories."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harts.backends.full.sdpa import Sdpa
+from harts.backends.linear.naive import Naive
+from harts.backends.plan_tensors import AttentionViews, PlanTensors
+from harts.registry import BUILT_IN
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+SMALL = ["--model", "reference", "--set", "model.vocab_size=64", "--set", "call_plan.chunk_size=16", "--repeats", "2"]
+CAPACITY = ["--capacity", "240"]
+
+
+class _Forgetful(Sdpa):
+    """Scales the values of rows that several branches see, as if their gradients came once too seldom."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        forks = len(views.run_row) > len(views.cu_q) - 1
+        return super().attend(q, k, 0.9 * v + 0.1 * v.detach() if forks else v, views, scale)
+
+
+class _NoStates(Naive):
+    """Starts every sequence from nothing."""
+
+    def mix(self, inputs: dict[str, Tensor], plan: PlanTensors) -> Tensor:
+        out = super().mix(inputs, plan)
+        later = plan.rounds[0].own_rows.stop
+        return torch.cat((out[:later], torch.zeros_like(out[later:])))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    """The command, which is a script beside its modules."""
+    sys.path.insert(0, str(TOOLS))
+    yield importlib.import_module("bench_step")
+    sys.path.remove(str(TOOLS))
+
+
+@pytest.fixture(scope="module")
+def part(bench: ModuleType) -> Any:
+    """Modules of the command by name."""
+    return lambda name: importlib.import_module(f"step_bench.{name}")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared data with one small set: three groups of six trajectories, the last four tokens of each trained."""
+    folder = tmp_path_factory.mktemp("shared")
+    draw = random.Random(0)
+    (folder / "medium").mkdir()
+    with gzip.open(folder / "medium" / "tiny.jsonl.gz", "wt") as out:
+        for group in range(3):
+            trunk = [draw.randrange(1_000) for _ in range(90)]
+            for i in range(6):
+                tail = [draw.randrange(60) for _ in range(draw.randrange(5, 30))]
+                tokens = trunk[: draw.randrange(40, 90)] + tail
+                mask = [int(j >= len(tokens) - 4) for j in range(len(tokens))]
+                row = {"id": f"t{group}.{i}", "group": f"g{group}", "tokens": tokens, "loss_mask": mask}
+                out.write(json.dumps(row) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(part: Any, shared: Path) -> Any:
+    """(pipeline, the planned small set)."""
+    overrides = ["partition.capacity=240", "call_plan.chunk_size=16", "model.vocab_size=512"]
+    pipeline = part("models").load("reference", overrides).pipeline
+    batch = part("workloads").rollouts("tiny", shared, 0, 512, 240)
+    return pipeline, part("steps").plan(pipeline, batch)
+
+
+def told(bench: ModuleType, capsys: pytest.CaptureFixture[str], status: int, *arguments: str) -> dict[str, Any]:
+    """The JSON object that the command prints."""
+    assert bench.main([*SMALL, *arguments, "--quiet", "--json"]) == status
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_whole_command_adds_up(bench, capsys, shared):
+    arguments = ["--workloads", "tiny", "none", "--shared", str(shared), *CAPACITY, "--microbatches", "2"]
+    found = told(bench, capsys, 0, *arguments, "--set", "model.vocab_size=512")
+    assert set(found) == {"settings", "pipeline", "device", "versions", "results"}
+    assert found["pipeline"]["partition"]["capacity"] == 240
+    for each in found["results"]:
+        assert {"step", "cut", "planning_seconds", "sides", "parity", "seconds", "breakdown", "ratios"} < set(each)
+        sides, cut = each["sides"], each["cut"]
+        assert sides["HARTS"]["microbatches"] == 2
+        assert sides["HARTS"]["rows"] == cut["compact_tokens"]
+        assert sides["flat"]["rows"] == cut["semantic_tokens"]
+        assert cut["compression"] == pytest.approx(cut["semantic_tokens"] / cut["compact_tokens"])
+        assert max(sides[side]["fullest"] for side in sides) <= 240
+        assert each["parity"]["faults"] == []
+        assert each["parity"]["differences"]["HARTS"]["gradient"] < 1e-12
+        assert each["parity"]["off_cosine"]["rerun"] == {"mean": 0.0, "most": 0.0}
+        assert each["timed_loss_difference"] < 1e-12
+        assert each["gradient_norm"]["HARTS"] == pytest.approx(each["gradient_norm"]["flat"])
+        assert each["memory_bytes"] == {}
+        _times_add_up(each)
+    shared_prefixes, unshared = found["results"]
+    assert shared_prefixes["cut"]["compression"] > 2
+    assert unshared["cut"]["compression"] == 1
+    required = {each["ratio"] for each in shared_prefixes["requirements"]}
+    assert {"F/B/Grad conversion", "Core conversion", "loss difference", "1 - cosine"} <= required
+    assert "F/B/Grad speedup" in {each["ratio"] for each in unshared["requirements"]}
+
+
+def _times_add_up(each: dict[str, Any]) -> None:
+    for seconds in each["seconds"].values():
+        parts = sum(seconds[name]["least"] for name in ("forward", "backward", "gradient"))
+        assert 0 < parts <= seconds["total"]["most"]
+    total = {side: each["seconds"][side]["total"]["median"] for side in ("HARTS", "flat")}
+    assert each["ratios"]["F/B/Grad speedup"] == pytest.approx(total["flat"] / total["HARTS"])
+    core = total["flat"] / (total["HARTS"] + sum(each["planning_seconds"].values()))
+    assert each["ratios"]["Core conversion"] == pytest.approx(core / each["cut"]["compression"])
+    for parts in each["breakdown"]["seconds"].values():
+        assert list(parts) == [
+            *("delta rule", "linear layers, rest", "attention", "attention layers, rest", "MoE and MLP", "norms"),
+            *("LM head, log-probs", "layout tensors", "other"),
+        ]
+        for name in ("delta rule", "linear layers, rest", "attention", "MoE and MLP", "norms"):
+            assert min(parts[name].values()) > 0  # forward, recomputation and backward
+        assert parts["LM head, log-probs"]["recompute"] == parts["layout tensors"]["backward"] == 0
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered for one test: other tests ask for all names."""
+    for section, kind in (("full_attention", _Forgetful), ("linear_attention", _NoStates)):
+        monkeypatch.setitem(BUILT_IN[section], "wrong", f"{__name__}:{kind.__name__}")
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("section", ["full_attention", "linear_attention"])
+def test_a_wrong_backend_has_no_times_and_the_status_is_1(bench, capsys, shared, section):
+    arguments = ["--workloads", "tiny", "--shared", str(shared), *CAPACITY, "--microbatches", "1"]
+    arguments += ["--set", "model.vocab_size=512", "--set", "model.layers=2", "--set", "model.pattern=KA"]
+    (each,) = told(bench, capsys, 1, *arguments, "--set", f"{section}={{type: wrong}}")["results"]
+    assert each["parity"]["faults"][-1].startswith("gradient: differs by a relative")
+    assert not {"seconds", "breakdown", "memory_bytes"} & set(each)
+    assert "F/B/Grad speedup" not in each["ratios"]
+
+
+def test_progress_and_tables_are_for_people(bench, capsys, shared):
+    arguments = ["--workloads", "none", *CAPACITY, "--microbatches", "1", "--layers", "1", "--samples", "5"]
+    assert bench.main([*SMALL, *arguments, "--set", "model.moe=null"]) == 0
+    heard = capsys.readouterr()
+    assert "none, model reference, 1 layers, float64: cut to 1 of 2 microbatches of 240 rows" in heard.out
+    assert "parity holds (microbatches: 1 of HARTS, 1 of flat)" in heard.out
+    assert "1 - cosine of logits, 5 positions" in heard.out
+    assert "none: repeat 2 of 2, flat" in heard.err
+
+
+def test_what_cannot_run_is_refused(bench, capsys, shared, tmp_path):
+    assert bench.main([*SMALL, "--workloads", "tiny", "--shared", str(shared), "--capacity", "100", "--quiet"]) == 2
+    assert "trajectory 't1.5' has 107 tokens, a microbatch has 100 rows (1 of 18 " in capsys.readouterr().err
+    assert bench.main([*SMALL, "--workloads", "tiny", "--shared", str(shared), *CAPACITY, "--quiet"]) == 2
+    assert "different tokens, the model's vocabulary is 64" in capsys.readouterr().err
+    assert bench.main([*SMALL, "--workloads", "none", "tinny", "--shared", str(shared)]) == 2
+    assert "no such workload: tinny; known: claude, none, synthetic, tiny" in capsys.readouterr().err
+    assert bench.main([*SMALL, "--workloads", "none", "--set", "full_attention.type=tree", "--quiet"]) == 2
+    assert "full_attention: Tree: " in capsys.readouterr().err
+    assert bench.main([*SMALL, "--workloads", "claude", "--shared", str(tmp_path), "--quiet"]) == 1
+    heard = capsys.readouterr().err
+    assert "claude: skipped: needs" in heard
+    assert "nothing was measured" in heard
+    bare = ["--model", str(TOOLS.parent / "pipelines" / "plan_only.yaml"), "--layers", "2"]
+    assert bench.main([*bare, "--workloads", "none", "--quiet"]) == 2
+    assert "is no model, known are those of huggingface, reference" in capsys.readouterr().err
+
+
+def test_both_sides_of_a_cut_hold_the_same_trajectories(part, tiny):
+    steps, (pipeline, planned) = part("steps"), tiny
+    made = steps.cut(pipeline, planned, [0, 2], 3, "cpu")
+    other = steps.repacked(pipeline, planned.batch, made)
+    wanted = np.flatnonzero(np.isin(planned.trees.step.microbatch, (0, 2)))
+    assert made.keys.tolist() == wanted.tolist()
+    for side in (made.ours, made.flat, other):
+        trees = [each.layout.plan.tree for each in side.microbatches]
+        assert sorted(np.concatenate([tree.key for tree in trees]).tolist()) == wanted.tolist()
+        assert max(each.rows for each in side.microbatches) <= 240
+        assert sum(float(each.weight.sum()) for each in side.microbatches) == pytest.approx(1.0)
+        for each, tree in zip(side.microbatches, trees, strict=True):
+            each.layout.verify()
+            trained = torch.from_numpy(tree.columns.loss_mask[tree.columns.predicted()])
+            assert torch.equal(each.weight != 0, trained)
+    lengths = planned.batch.columns.length
+    assert made.flat.rows == other.rows == int(lengths[wanted].sum())
+    assert {each.layout.plan.rounds for each in made.flat.microbatches} == {1}
+    assert made.flat.padded_rows == 0
+    share = made.flat.rows / planned.trees.step.semantic_tokens
+    assert made.seconds["partition"] == pytest.approx(share * planned.seconds["partition"])
+
+
+def test_trajectories_go_where_least_room_is_left(part):
+    columns = SimpleNamespace(length=np.array([3, 7, 5, 2, 4]))
+    found = part("steps").packed(SimpleNamespace(columns=columns), np.arange(5), 10)
+    assert [each.tolist() for each in found] == [[0, 1], [2, 4], [3]]
+
+
+def test_a_cut_stands_for_its_step(part):
+    sizes = [(10, 10), (80, 10), (52, 10), (20, 10), (48, 10), (56, 20)]  # S / C is 266 / 70 = 3.8
+    trees = [SimpleNamespace(semantic_tokens=s, tokens=range(c)) for s, c in sizes]
+    chosen = part("steps").chosen
+    assert chosen(trees, 1) == [4]
+    assert chosen(trees, 2) == [4, 5]
+    assert chosen(trees, None) == chosen(trees, 6) == list(range(6))
+
+
+def test_samples_are_found_on_both_sides(part, tiny):
+    pipeline, planned = tiny
+    made = part("steps").cut(pipeline, planned, [1], 0, "cpu")
+    columns = planned.batch.columns
+    sample = part("parity").sampled(columns.length, made.keys, 40, 0)
+    assert len(sample.key) == 40
+    for side in (made.ours, made.flat):
+        seen = []
+        for each in side.microbatches:
+            members, rows = part("parity").sample_rows(each.layout, sample)
+            tokens = planned.batch.tokens[columns.offset[sample.key[members]] + sample.position[members]]
+            assert np.array_equal(each.layout.input_ids[rows], tokens)
+            assert np.array_equal(each.layout.position_ids[rows], sample.position[members])
+            seen += members.tolist()
+        assert sorted(seen) == list(range(40))
+
+
+def test_bounds_of_parity_are_those_of_the_dtype(part):
+    made = part("parity").Difference(1e-5, 0.08, "a", 0.2, 0.5)
+    spread = made._replace(gradient=0.03)
+    faults = part("parity").faults
+    assert faults(made, spread, torch.bfloat16) == [
+        "gradient: differs by a relative 8.0e-02, allowed is 6.0e-02; worst is a, by 2.0e-01"
+    ]
+    assert faults(made, spread._replace(gradient=0.05), torch.bfloat16) == []
+    assert faults(made._replace(gradient=0.049), spread._replace(gradient=0.0), torch.bfloat16) == []
+    assert len(faults(made, spread, torch.float32)) == 2
+    assert len(faults(made._replace(loss=float("nan")), made, torch.bfloat16)) == 1
+
+
+def test_cosines_are_exact_near_1(part):
+    a = torch.eye(2, 5)
+    b = a + torch.tensor([[0, 1e-7, 0, 0, 0], [0, 0, 0, 0, 0]])
+    found = part("parity").off_cosine(3 * a, b)
+    assert found["most"] == pytest.approx(0.5e-14, rel=1e-6)
+    assert found["mean"] == pytest.approx(found["most"] / 2)
+
+
+class _Ticks:
+    """A clock of one second a mark."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def seconds(self, first: int, last: int) -> float:
+        return float(last - first)
+
+
+def test_a_moment_belongs_to_the_innermost_part(part):
+    trace = part("trace").Trace(_Ticks())
+    x = torch.ones(3, requires_grad=True)
+    with trace.span("other"):
+        out = trace.call("outer", lambda each: trace.call("inner", torch.exp, each) * 2, x)
+    trace.backward = True
+    with trace.span("other", "backward"), pytest.raises(RuntimeError), trace.span("again"):
+        trace.begin("interrupted")
+        raise RuntimeError
+    with trace.span("other", "backward"):
+        out.sum().backward()
+    found = trace.seconds()
+    assert torch.equal(x.grad, 2 * x.detach().exp())
+    assert found["inner"] == {"forward": 1, "recompute": 0, "backward": 1}
+    assert found["outer"] == {"forward": 2, "recompute": 0, "backward": 2}
+    assert found["interrupted"]["recompute"] == found["again"]["recompute"] == 1
+    assert found["other"]["forward"] == 2
+    assert sum(sum(each.values()) for each in found.values()) == 5 + 4 + 5  # gaps between spans belong to nobody
+
+
+def test_parts_are_known_by_their_classes(part):
+    def of(*names: str) -> nn.Module:
+        return type(names[0], (nn.Module,), {})() if len(names) == 1 else nn.ModuleDict({n: of(n) for n in names[1:]})
+
+    layer = type("QwenDecoderLayer", (nn.Module,), {})()
+    names = {
+        "a": "QwenGatedDeltaNet",
+        "b": "KimiDeltaAttention",
+        "c": "QwenAttention",
+        "d": "LingMoE",
+        "e": "AnRMSNorm",
+    }
+    for name, cls in {**names, "f": "SparseMoeBlock", "g": "QwenMLP"}.items():
+        layer.add_module(name, of(cls))
+    layer.d.add_module("inner", of("QwenMLP"))
+    layer.c.add_module("inner", of("AnRMSNorm"))
+    found = part("breakdown").parts_of(nn.Sequential(layer, of("AnRMSNorm")))
+    assert {type(each).__name__: name for each, name in found.items()} == {
+        "QwenGatedDeltaNet": "linear layers, rest",
+        "KimiDeltaAttention": "linear layers, rest",
+        "QwenAttention": "attention layers, rest",
+        "LingMoE": "MoE and MLP",
+        "SparseMoeBlock": "MoE and MLP",
+        "QwenMLP": "MoE and MLP",
+        "AnRMSNorm": "norms",
+    }
+    assert len(found) == 7
+
+
+def test_requirements_follow_from_medians(part):
+    requirements = part("requirements")
+    times = {"HARTS": (1.0, 2.9, 0.1, 4.0), "flat": (5.0, 14.5, 0.5, 20.0)}
+    names = ("forward", "backward", "gradient", "total")
+    made: dict[str, Any] = {
+        "seconds": {
+            side: {name: {"median": value} for name, value in zip(names, each, strict=True)}
+            for side, each in times.items()
+        },
+        "cut": {"compression": 5.2},
+        "planning_seconds": {"partition": 0.1, "layout": 0.1},
+        "timed_loss_difference": 1e-7,
+        "parity": {
+            "differences": {"HARTS": {"loss": 2e-6}},
+            "off_cosine": {side: {"mean": off} for side, off in (("HARTS", 2e-5), ("repacked", 3e-5), ("rerun", 0.0))},
+        },
+        "sides": {"HARTS": {"fullest": 60}, "flat": {"fullest": 50}},
+        "memory_bytes": {"HARTS": {"peak": 170, "held": 50}, "flat": {"peak": 150, "held": 50}},
+    }
+    found = requirements.ratios(made)
+    assert found["F/B/Grad conversion"] == pytest.approx(5 / 5.2)
+    assert found["Core speedup"] == pytest.approx(20 / 4.2)
+    assert found["peak memory at equal rows"] == pytest.approx(1.0)
+    verdicts = {each["ratio"]: each["met"] for each in requirements.requirements("claude", found, False)}
+    assert verdicts == {
+        "F/B/Grad conversion": True,
+        "Core conversion": False,
+        "peak memory at equal rows": True,
+        "1 - cosine": True,
+    }
+    wide = {each["ratio"]: each["met"] for each in requirements.requirements("none", found, True)}
+    assert wide["F/B/Grad speedup"]
+    assert not wide["loss difference"]
+    assert wide["loss difference, timed"]
+
+
+@pytest.mark.parametrize("name", ["ling", "qwen3_next", "dense"])
+def test_files_of_large_models_are_valid(part, name):
+    pytest.importorskip("transformers")
+    loaded = part("models").load(name, layers=8)
+    assert loaded.layers == 8
+    model = loaded.pipeline.settings.components["model"]
+    need = model.cls.need_of(model.config, 64, "cuda")
+    assert need.conv_width == loaded.pipeline.settings.components["layout"].config.conv_width
+    assert need.full_head_dims == ((192, 128) if name == "ling" else (256, 256))
+    assert need.least_gate == (-5.0 if name == "ling" else float("-inf"))
+    assert model.config.recompute == "full"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ling", "qwen3_next", "dense"])
+def test_shallow_models_hold_on_a_gpu(bench, name):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for package in ("transformers", "fla", "flash_attn.cute"):
+        pytest.importorskip(package)
+    arguments = ["--workloads", "synthetic", "--capacity", "4096", "--microbatches", "1", "--repeats", "1"]
+    assert bench.main(["--model", name, "--layers", "4", *arguments]) == 0

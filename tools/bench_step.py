@@ -1,0 +1,165 @@
+"""Measure one training step, HARTS against flat: parity first, then forward, backward and gradient.
+
+    python tools/bench_step.py --model ling --microbatches 2                    claude, swe_step and none, cut
+    python tools/bench_step.py --model dense --layers 8 --workloads claude none --microbatches 1 --json
+    python tools/bench_step.py --model reference --workloads synthetic none     everything on a CPU, in a minute
+
+Both sides are one model object with the same kernels and full recomputation; log-probs come from the restore stage. The
+flat side is the call plan `flat` on the trajectories of the same microbatches, packed whole into microbatches of the
+same number of rows, each into the fullest one that has room. The loss is the sum of drawn weights times log-probs of
+trained tokens, over the sum of all weights.
+
+Models: ling, qwen3_next, dense, reference (pipeline files in tools/step_bench/models), or the path of a pipeline file
+whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens; none, two
+microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of the
+shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches that are alike in
+compression, together nearest to that of the whole step.
+
+Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
+and wider, bounds are those of the package; in 16 bits the gradient may be as far from flat's as twice that of the flat
+run in other microbatches (`repacked`), or 0.05. A workload whose parity does not hold has no times, and the exit status
+is 1. `rerun` is the flat run again in the same microbatches, which may give equal bits; the cosine of logits is held
+against the less equal one of the two.
+
+F/B/Grad is forward (with the making of index tensors), backward, and norm and clip of the gradient. Core adds planning
+on the side of HARTS: of ingest, partition and schedule the part of the tokens that were run, and call plan and layout
+of these microbatches. Conversion is speedup over S / C. The first microbatch of each side runs twice before times are
+taken; repeats are interleaved; the device is not waited for within a side. Peak memory includes parameters and
+gradients; whole trajectories leave more room in a microbatch than a plan does, so that what flat takes beside them is
+scaled to the rows of the fullest microbatch of HARTS before peaks are compared.
+
+The breakdown is of the microbatches that were compared, measured apart, with marks around modules and backends. `lost`
+is what HARTS takes beyond flat's time over S / C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from step_bench.measure import Settings, measure
+from step_bench.models import NAMES, Loaded, load
+from step_bench.progress import Progress
+from step_bench.tables import text
+from step_bench.workloads import names, rollouts
+
+from harts.errors import HartsError
+
+USUAL = ("claude", "swe_step", "none")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 1 if parity fails or nothing was measured, 2 if it cannot run."""
+    given = parser().parse_args(argv)
+    unknown = [name for name in given.workloads if name not in (*names(given.shared), *USUAL)]
+    if unknown:
+        return _refused(f"no such workload: {', '.join(unknown)}; known: {', '.join(names(given.shared))}")
+    progress = Progress(given.quiet)
+    told: list[dict[str, Any]] = []
+    try:
+        loaded = load(given.model, _overrides(given), given.layers)
+        progress.tell(f"building {given.model}")
+        vocabulary = loaded.pipeline.env.model.head_weight().shape[0]
+        for name in given.workloads:
+            try:
+                found = _measured(name, loaded, vocabulary, given, progress)
+            except FileNotFoundError as error:
+                print(f"{name}: skipped: {error}", file=sys.stderr)
+                continue
+            told.append(found)
+            print(text(found), end="\n\n", file=sys.stderr if given.json else sys.stdout, flush=True)
+    except HartsError as error:
+        return _refused(str(error))
+    if given.json:
+        print(json.dumps(_document(given, loaded, told)))
+    if not told:
+        print("nothing was measured", file=sys.stderr)
+    return int(not told or any(each["parity"]["faults"] for each in told))
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("--model", default="ling", help=f"{', '.join(NAMES)}, or the path of a pipeline file; default: ling")
+    add("--workloads", nargs="+", default=list(USUAL), metavar="NAME", help=f"default: {' '.join(USUAL)}")
+    add("--microbatches", type=positive, metavar="N", help="cut each step to N microbatches of HARTS; default: all")
+    add("--layers", type=positive, metavar="N", help="depth of the model; default: the file's")
+    add("--capacity", type=positive, metavar="T", help="rows of a microbatch; default: the file's, 65,536")
+    add("--parity", type=positive, default=1, metavar="N", help="microbatches that are compared; default: 1")
+    add("--samples", type=positive, default=256, help="positions whose logits are compared")
+    add("--repeats", type=positive, default=3, help="timed runs of each side")
+    add("--dtype", choices=("bfloat16", "float32", "float64"), help="of the model; default: the file's")
+    add("--device", help="as torch names it; default: the file's")
+    add("--set", action="append", default=[], metavar="A.B=C", help="replace a value of the file; may be repeated")
+    add("--seed", type=int, default=0, help="of workloads, weights and samples")
+    shared = Path(__file__).resolve().parents[2] / "shared" / "data"
+    add("--shared", type=Path, default=shared, help="folder with tools/gen_claude_like.py and medium/")
+    add("--quiet", action="store_true", help="no progress on stderr")
+    add("--json", action="store_true", help="one JSON object on stdout; the tables go to stderr")
+    return made
+
+
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
+def _overrides(given: argparse.Namespace) -> list[str]:
+    options = {"partition.capacity": given.capacity, "model.dtype": given.dtype, "device": given.device}
+    return [*(f"{key}={value}" for key, value in options.items() if value is not None), *given.set]
+
+
+def _measured(
+    name: str, loaded: Loaded, vocabulary: int, given: argparse.Namespace, progress: Progress
+) -> dict[str, Any]:
+    pipeline = loaded.pipeline
+    partition: Any = pipeline.settings.components["partition"].config
+    settings = Settings(pipeline.env.device, given.microbatches, given.parity, given.samples, given.repeats, given.seed)
+    batch = rollouts(name, given.shared, given.seed, vocabulary, partition.capacity or sys.maxsize)
+    found = {
+        "workload": name,
+        "model": given.model,
+        "layers": loaded.layers,
+        "dtype": str(pipeline.env.dtype).removeprefix("torch."),
+        "parameters": sum(each.numel() for each in pipeline.env.model.module.parameters()),
+    }
+    return found | measure(name, batch, loaded, settings, progress)
+
+
+def _refused(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2
+
+
+def _document(given: argparse.Namespace, loaded: Loaded, told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that is known, for a program."""
+    settings = {name: value for name, value in vars(given).items() if name not in {"json", "quiet", "shared"}}
+    device = loaded.pipeline.env.device
+    cuda = torch.device(device).type == "cuda"
+    packages = ("harts", "torch", "triton", "transformers", "fla-core", "flash-attn-4")
+    return {
+        "settings": settings,
+        "pipeline": loaded.pipeline.settings.effective(),
+        "device": torch.cuda.get_device_name(device) if cuda else device,
+        "versions": {name: _version(name) for name in packages},
+        "results": told,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models, workloads, parity, timing and breakdown of tools/bench_step.py."""

@@ -1,0 +1,148 @@
+"""One workload: planned for both sides, parity, times of interleaved repeats, and a breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+from harts.errors import HartsError
+from harts.ir import RolloutBatch
+from harts.pipeline import Pipeline
+from harts.train.check import TOLERANCE
+from step_bench.breakdown import breakdown
+from step_bench.models import Loaded
+from step_bench.parity import parity, sampled
+from step_bench.passes import TIMES, Clock, Pass, run
+from step_bench.progress import Progress
+from step_bench.requirements import ratios, requirements
+from step_bench.steps import Cut, Planned, Side, chosen, cut, plan, repacked
+
+
+class Settings(NamedTuple):
+    """What holds for all workloads."""
+
+    device: str
+    microbatches: int | None
+    """Of HARTS; None is the whole step."""
+    parity: int
+    """Microbatches of them that are compared."""
+    samples: int
+    """Positions whose logits are compared."""
+    repeats: int
+    seed: int
+
+
+def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Everything that is told of a workload; no times if parity does not hold.
+
+    Raises:
+        HartsError: the step cannot be planned or computed.
+    """
+    pipeline = loaded.pipeline
+    progress.tell(f"{name}: planning")
+    planned = plan(pipeline, batch)
+    members = chosen(planned.trees.items, settings.microbatches)
+    made = cut(pipeline, planned, members, settings.seed, settings.device)
+    told: dict[str, Any] = {
+        "step": _step(planned),
+        "cut": _cut(made),
+        "planning_seconds": made.seconds,
+        "sides": {side.name: _side(side) for side in (made.ours, made.flat)},
+    }
+    progress.tell(f"{name}: parity")
+    part = cut(pipeline, planned, members[: settings.parity], settings.seed, settings.device)
+    told["parity"] = _parity(pipeline, planned, part, settings)
+    if not told["parity"]["faults"]:
+        told |= _timed(name, pipeline, made, settings, progress)
+        progress.tell(f"{name}: breakdown")
+        clock = Clock(settings.device)
+        seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
+        told["breakdown"] = {"compression": part.compression, "seconds": seconds}
+    told["ratios"] = ratios(told)
+    told["requirements"] = requirements(name, told["ratios"], pipeline.env.dtype in TOLERANCE)
+    return told
+
+
+def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings) -> dict[str, Any]:
+    sample = sampled(planned.batch.columns.length, part.keys, settings.samples, settings.seed)
+    found = parity(pipeline, part, repacked(pipeline, planned.batch, part), sample)
+    return found | {"microbatches": len(part.ours.microbatches), "flat_microbatches": len(part.flat.microbatches)}
+
+
+def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Both sides in turn, each repeat beginning with the other one; the first microbatch twice before."""
+    clock = Clock(settings.device)
+    sides = [made.ours, made.flat]
+    for side in sides:
+        progress.tell(f"{name}: warming up, {side.name}")
+        for _ in range(2):
+            run(pipeline, side._replace(microbatches=side.microbatches[:1]), clock, lambda _: None)
+    found: dict[str, list[Pass]] = {side.name: [] for side in sides}
+    for repeat in range(settings.repeats):
+        for side in sides if repeat % 2 == 0 else sides[::-1]:
+            text = f"{name}: repeat {repeat + 1} of {settings.repeats}, {side.name}"
+            progress.tell(text)
+            found[side.name].append(
+                run(pipeline, side, clock, partial(progress.count, text, of=len(side.microbatches)))
+            )
+            _check(found[side.name][-1], side, name)
+    ours, flat = found["HARTS"][0].loss, found["flat"][0].loss
+    return {
+        "seconds": {side: summary(passes) for side, passes in found.items()},
+        "timed_loss_difference": abs(ours - flat) / abs(flat),
+        "gradient_norm": {side: passes[0].norm for side, passes in found.items()},
+        "memory_bytes": {side: passes[-1].memory._asdict() for side, passes in found.items() if passes[-1].memory},
+    }
+
+
+def _check(done: Pass, side: Side, name: str) -> None:
+    if not abs(done.loss) + done.norm < float("inf"):
+        raise HartsError(f"{name}: {side.name}: the loss is {done.loss}, the gradient's norm {done.norm}")
+
+
+def summary(passes: Sequence[Pass]) -> dict[str, dict[str, float]]:
+    """Median, least and most of each time."""
+    found = {}
+    for name in TIMES:
+        seconds = [each.seconds[name] for each in passes]
+        found[name] = {"median": median(seconds), "least": min(seconds), "most": max(seconds)}
+    return found
+
+
+def _step(planned: Planned) -> dict[str, Any]:
+    step = planned.trees.step
+    work = int(step.work.sum())
+    return {
+        "trajectories": len(step.microbatch),
+        "semantic_tokens": step.semantic_tokens,
+        "compact_tokens": work,
+        "compression": step.semantic_tokens / work,
+        "microbatches": len(step.work),
+        "capacity": step.capacity,
+        "planning_seconds": planned.seconds,
+    }
+
+
+def _cut(made: Cut) -> dict[str, Any]:
+    trees = [each.layout.plan.tree for each in made.ours.microbatches]
+    return {
+        "trajectories": len(made.keys),
+        "semantic_tokens": made.flat.rows,
+        "compact_tokens": made.ours.rows,
+        "compression": made.compression,
+        "trained_tokens": sum(int(tree.columns.loss_mask[tree.columns.predicted()].sum()) for tree in trees),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    plans = [each.layout.plan for each in side.microbatches]
+    return {
+        "microbatches": len(plans),
+        "rows": side.rows,
+        "padded_rows": side.padded_rows,
+        "replay_rows": sum(int(each.replay.sum()) for each in plans),
+        "rounds": max(each.rounds for each in plans),
+        "fullest": max(each.rows for each in side.microbatches),
+    }

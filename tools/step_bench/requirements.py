@@ -1,0 +1,75 @@
+"""Ratios of one workload, and the figures that they are held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONVERSION, CORE = 0.95, 0.93
+"""Least speedup over compression, without and with planning. Published are 0.855 to 0.864, and 0.78 to 0.82."""
+NO_SHARING = 0.97
+"""Least speedup where nothing is shared."""
+MEMORY = 1.0
+"""Largest peak of HARTS over that of flat in microbatches of as many rows."""
+LOSS = 1e-6
+"""Largest relative difference of the losses."""
+COSINE = 1e-9
+"""1 - cosine that always passes: it is rounding of float32 at most."""
+UNSHARED = "none"
+"""Workload without sharing."""
+
+
+def ratios(told: dict[str, Any]) -> dict[str, float]:
+    """Of medians; only those whose parts were measured."""
+    parity, cosines = told["parity"], told["parity"]["off_cosine"]
+    found = {
+        "loss difference": parity["differences"]["HARTS"]["loss"],
+        "1 - cosine": cosines["HARTS"]["mean"],
+        "1 - cosine, flat repacked": cosines["repacked"]["mean"],
+        "1 - cosine, flat again": cosines["rerun"]["mean"],
+    }
+    if "seconds" not in told:
+        return found
+    ours, flat = ({name: each["median"] for name, each in told["seconds"][side].items()} for side in ("HARTS", "flat"))
+    compression = told["cut"]["compression"]
+    speedup = flat["total"] / ours["total"]
+    core = flat["total"] / (ours["total"] + sum(told["planning_seconds"].values()))
+    found |= {
+        "forward speedup": flat["forward"] / ours["forward"],
+        "backward speedup": flat["backward"] / ours["backward"],
+        "F/B/Grad speedup": speedup,
+        "Core speedup": core,
+        "F/B/Grad conversion": speedup / compression,
+        "Core conversion": core / compression,
+        "loss difference, timed": told["timed_loss_difference"],
+    }
+    memory = told["memory_bytes"]
+    if memory:
+        rows = told["sides"]["HARTS"]["fullest"] / told["sides"]["flat"]["fullest"]
+        flat_peak, held = memory["flat"]["peak"], memory["flat"]["held"]
+        found["peak memory, HARTS / flat"] = memory["HARTS"]["peak"] / flat_peak
+        found["peak memory at equal rows"] = memory["HARTS"]["peak"] / (held + (flat_peak - held) * rows)
+    return found
+
+
+def requirements(workload: str, found: dict[str, float], wide: bool) -> list[dict[str, Any]]:
+    """Each required ratio that was measured: its name, value, limit, and whether it is met.
+
+    Args:
+        workload: its name.
+        found: by `ratios`.
+        wide: the model computes in float32 or wider; in 16 bits no bound is set for the loss.
+    """
+    least = (
+        {"F/B/Grad speedup": NO_SHARING}
+        if workload == UNSHARED
+        else {"F/B/Grad conversion": CONVERSION, "Core conversion": CORE}
+    )
+    most = {"peak memory at equal rows": MEMORY}
+    most |= {"loss difference": LOSS, "loss difference, timed": LOSS} if wide else {}
+    most["1 - cosine"] = max(found["1 - cosine, flat again"], found["1 - cosine, flat repacked"], COSINE)
+    return [
+        {"ratio": name, "value": found[name], side: limit, "met": met(found[name], limit)}
+        for side, limits, met in (("least", least, float.__ge__), ("most", most, float.__le__))
+        for name, limit in limits.items()
+        if name in found
+    ]

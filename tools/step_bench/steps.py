@@ -1,0 +1,221 @@
+"""One step planned for both sides: microbatches of the plan, and of the same trajectories without sharing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harts.errors import InputError
+from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, SegmentTree
+from harts.ir.base import Float64, Int64
+from harts.pipeline import Pipeline
+from harts.registry import resolve
+
+WHOLE = ("ingest", "partition", "schedule")
+"""Planning of all trajectories together."""
+
+
+class Microbatch(NamedTuple):
+    """What one forward and backward pass takes."""
+
+    layout: CompactLayout
+    weight: Tensor
+    """Of each log-prob in the loss, float64 on the device, [S - N]."""
+
+    @property
+    def rows(self) -> int:
+        """Without padding."""
+        return self.layout.rows
+
+
+class Side(NamedTuple):
+    """HARTS or flat."""
+
+    name: str
+    microbatches: tuple[Microbatch, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of all microbatches, without padding."""
+        return sum(each.rows for each in self.microbatches)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that nobody owns, of all microbatches."""
+        return sum(len(each.layout.input_ids) - each.rows for each in self.microbatches)
+
+
+class Planned(NamedTuple):
+    """A step after the schedule stage, and what that took."""
+
+    batch: RolloutBatch
+    trees: PerMicrobatch[SegmentTree]
+    seconds: dict[str, float]
+    """Of each stage of `WHOLE`."""
+
+
+class Loss(NamedTuple):
+    """The loss of a step: log-probs, negative, weighted and summed."""
+
+    seed: int
+    """Of the weights."""
+    total: float
+    """Sum of all weights, which are divided by it."""
+    device: str
+
+    def of(self, layouts: Iterable[CompactLayout]) -> tuple[Microbatch, ...]:
+        """Microbatches with their share of the weights."""
+        found = [(layout, weights(layout.plan.tree, self.seed) / self.total) for layout in layouts]
+        return tuple(Microbatch(layout, torch.from_numpy(weight).to(self.device)) for layout, weight in found)
+
+
+class Cut(NamedTuple):
+    """Some microbatches of a step, and the same trajectories without sharing."""
+
+    ours: Side
+    flat: Side
+    keys: Int64
+    """Rows of the trajectories in the batch, ascending."""
+    loss: Loss
+    seconds: dict[str, float]
+    """Planning: the part of `WHOLE` that falls to these trajectories by their tokens, and their own stages."""
+
+    @property
+    def compression(self) -> float:
+        """S / C."""
+        return self.flat.rows / self.ours.rows
+
+
+def plan(pipeline: Pipeline, batch: RolloutBatch) -> Planned:
+    """Plan a step twice and time the second run: what is compiled once a machine does not count."""
+    for _ in range(2):
+        value: Any = batch
+        seconds = {}
+        for kind in WHOLE:
+            begin = time.perf_counter()
+            value = pipeline.stage(kind).run(value)
+            seconds[kind] = time.perf_counter() - begin
+    return Planned(batch, value, seconds)
+
+
+def chosen(trees: Sequence[SegmentTree], count: int | None) -> list[int]:
+    """Microbatches that stand for a step: alike in compression, and together nearest to that of the whole step.
+
+    The first ones of a plan would not do: they are the heaviest, single trajectories of the full capacity.
+
+    Args:
+        trees: of the step.
+        count: how many; None is all.
+    """
+    if count is None or count >= len(trees):
+        return list(range(len(trees)))
+    semantic = np.array([tree.semantic_tokens for tree in trees])
+    compact = np.array([len(tree.tokens) for tree in trees])
+    order = np.argsort(semantic / compact, kind="stable")
+    sums = [np.convolve(each[order], np.ones(count, dtype=np.int64), "valid") for each in (semantic, compact)]
+    off = np.abs(np.log(sums[0] / sums[1] * compact.sum() / semantic.sum()))
+    first = int(off.argmin())
+    return sorted(order[first : first + count].tolist())
+
+
+def cut(pipeline: Pipeline, planned: Planned, members: Sequence[int], seed: int, device: str) -> Cut:
+    """Lay out some microbatches of a step, and the same trajectories in flat microbatches of the same capacity.
+
+    Raises:
+        InputError: none of the trajectories has a trained token.
+    """
+    trees = [planned.trees.items[i] for i in members]
+    keys = np.sort(np.concatenate([tree.key for tree in trees]))
+    tokens = int(planned.batch.columns.length[keys].sum())
+    share = tokens / planned.trees.step.semantic_tokens
+    seconds = {kind: share * planned.seconds[kind] for kind in WHOLE}
+    layouts: list[Any] = list(trees)
+    for kind in ("call_plan", "layout"):
+        begin = time.perf_counter()
+        layouts = [pipeline.stage(kind).run(value) for value in layouts]
+        seconds[kind] = time.perf_counter() - begin
+    loss = Loss(seed, sum(float(weights(tree, seed).sum()) for tree in trees), device)
+    if not loss.total:
+        raise InputError(f"{planned.batch.source}: none of the {len(keys)} trajectories has a trained token")
+    bins = packed(planned.batch, keys, _capacity(pipeline, tokens))
+    flat = Side("flat", loss.of(flat_layouts(pipeline, planned.batch, bins)))
+    return Cut(Side("HARTS", loss.of(layouts)), flat, keys, loss, seconds)
+
+
+def repacked(pipeline: Pipeline, batch: RolloutBatch, made: Cut) -> Side:
+    """The flat side in other microbatches, as a shuffled data loader would pack it."""
+    order = np.random.default_rng(made.loss.seed).permutation(made.keys)
+    bins = packed(batch, order, _capacity(pipeline, made.flat.rows), sort=False)
+    return Side("repacked", made.loss.of(flat_layouts(pipeline, batch, bins)))
+
+
+def _capacity(pipeline: Pipeline, otherwise: int) -> int:
+    found: Any = pipeline.settings.components["partition"].config
+    return int(found.capacity or otherwise)
+
+
+def packed(batch: RolloutBatch, keys: Int64, capacity: int, *, sort: bool = True) -> list[Int64]:
+    """Pack whole trajectories into microbatches, each into the fullest one that has room.
+
+    Args:
+        batch: of the step.
+        keys: trajectories of it.
+        capacity: rows of a microbatch; no trajectory is longer.
+        sort: longest first, which leaves least room; otherwise in the order of `keys`.
+
+    Returns:
+        Trajectories of each microbatch, ascending.
+    """
+    length = batch.columns.length
+    order = keys[np.argsort(-length[keys], kind="stable")] if sort else keys
+    room: list[int] = []
+    bins: list[list[int]] = []
+    for key in order.tolist():
+        size = int(length[key])
+        fits = [(left, i) for i, left in enumerate(room) if left >= size]
+        if not fits:
+            room.append(capacity)
+            bins.append([])
+        i = min(fits)[1] if fits else len(room) - 1
+        room[i] -= size
+        bins[i].append(key)
+    return [np.sort(np.array(each, dtype=np.int64)) for each in bins]
+
+
+def flat_layouts(pipeline: Pipeline, batch: RolloutBatch, bins: Iterable[Int64]) -> list[CompactLayout]:
+    """Every trajectory its own chain, by the call plan `flat` and the pipeline's layout stage."""
+    kind = resolve("call_plan", "flat")
+    config: Any = pipeline.settings.components["call_plan"].config
+    flat = kind(kind.Config(chunk_size=config.chunk_size))
+    return [pipeline.stage("layout").run(flat.run(chains(batch, members))) for members in bins]
+
+
+def chains(batch: RolloutBatch, members: Int64) -> SegmentTree:
+    """Trajectories of a batch as a tree without a fork: each is one root segment."""
+    columns = batch.columns.take(members)
+    spans = zip(batch.columns.offset[members], batch.columns.offset[members + 1], strict=True)
+    return SegmentTree(
+        parent=np.full(len(members), -1, dtype=np.int32),
+        start=np.zeros(len(members), dtype=np.int64),
+        offset=columns.offset,
+        tokens=np.concatenate([batch.tokens[a:b] for a, b in spans]),
+        key=members,
+        tail=np.arange(len(members), dtype=np.int32),
+        columns=columns,
+    )
+
+
+def weights(tree: SegmentTree, seed: int) -> Float64:
+    """Of each prediction, zero where nothing is trained, [S - N]: a trajectory's are the same in any microbatch."""
+    columns = tree.columns
+    drawn = [
+        np.random.default_rng([seed, key]).uniform(0.5, 1.5, size)
+        for key, size in zip(tree.key.tolist(), columns.length.tolist(), strict=True)
+    ]
+    token = columns.predicted()
+    return np.where(columns.loss_mask[token], np.concatenate(drawn)[token], 0.0)
