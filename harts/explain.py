@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def attention_need(pipeline: Pipeline, here: bool) -> Need | None:
-    """What the file's model asks of the attention backends; None in scope `plan`, or if nothing executes.
+    """What the file's model asks of the attention backends; None if it does not execute, or the caller has the model.
 
     Args:
         pipeline: of any scope; its model is built only if its config does not tell.
@@ -28,7 +28,7 @@ def attention_need(pipeline: Pipeline, here: bool) -> Need | None:
         ConfigError: the device is not here, or torch knows none of this name.
     """
     settings = pipeline.settings
-    if settings.scope == "plan" or "execute" not in settings.order:
+    if settings.scope == "plan" or "execute" not in settings.order or pipeline.waits_for_module:
         return None
     from harts.train.doctor import need_of  # noqa: PLC0415  (imports torch)
 

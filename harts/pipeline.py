@@ -84,6 +84,12 @@ class Pipeline:
                 raise ConfigError("\n".join(f"{self.settings.path}: {line}" for line in lines)) from error
         return self._env
 
+    @property
+    def waits_for_module(self) -> bool:
+        """Whether the file's model is one that the caller of `load` hands over, and has not."""
+        model = self.settings.components.get("model")
+        return model is not None and self._module is None and bool(model.cls.waits_for_module(model.config))
+
     def need(self) -> Need:
         """What the model asks of the attention backends, whether or not the file's choice can serve.
 

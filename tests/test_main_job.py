@@ -237,3 +237,13 @@ def test_real_rollouts_have_the_published_sharing_rounds_and_replay(call, name):
         report["rounds"]["max"],
     )
     assert found == PUBLISHED[name]
+
+
+def test_a_file_whose_model_the_trainer_has_is_checked_and_explained_without_it(call):
+    path = PIPELINES / "trainer_huggingface.yaml"
+    code, out, _ = call("explain", path)
+    assert code == 0
+    assert "model: huggingface" in out
+    code, _, err = call("run", path, "--set", "ingest={type: jsonl, path: data/synthetic.jsonl.gz}")
+    assert code == 2
+    assert "hand a model to harts.load" in err

@@ -177,6 +177,11 @@ class Model(Backend, ABC):
     """Whether it can run a module of the caller's: `cls(config, linear, full, device, module)`."""
 
     @classmethod
+    def waits_for_module(cls, config: Any) -> bool:
+        """Whether only a module that the caller hands over can be run."""
+        return False
+
+    @classmethod
     def need_of(cls, config: Any, chunk_size: int, device: str) -> Need | None:
         """`need` of a model that has not been built; None if its config alone does not tell."""
         return None

@@ -27,7 +27,7 @@ def check(given: Namespace) -> int:
     if printed(settings, given):
         return 0
     pipeline = Pipeline(settings)
-    if settings.scope == "all" and "execute" in settings.order:
+    if settings.scope == "all" and "execute" in settings.order and not pipeline.waits_for_module:
         _ = pipeline.env
         check_settings(pipeline)
     stages = [f"{kind}: {settings.components[kind].name}" for kind in settings.order]

@@ -56,9 +56,14 @@ class HuggingFace(Model):
         return _need(self.family, self.settings, self.module.dtype, chunk_size, self.device)
 
     @classmethod
+    def waits_for_module(cls, config: HuggingFaceConfig) -> bool:
+        """Without a path and a family."""
+        return config.path is None and config.family is None
+
+    @classmethod
     def need_of(cls, config: HuggingFaceConfig, chunk_size: int, device: str) -> Need | None:
         """`need` of a model that has not been built; None of the caller's own."""
-        if config.path is None and config.family is None:
+        if cls.waits_for_module(config):
             return None
         family, settings = described(config)
         return _need(family, settings, config.torch_dtype, chunk_size, device)
