@@ -16,7 +16,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 def l2norm(x: Tensor) -> Tensor:
-    """Scale the last dimension to length 1."""
+    """Scale the last dimension to length 1: x / sqrt(|x|^2 + EPSILON), as the delta rules of other libraries do."""
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPSILON)).to(x.dtype)
 

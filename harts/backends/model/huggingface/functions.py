@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harts.backends.linear.conv import short_conv
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.model.huggingface.call import Current, TreeCall
+from harts.backends.model.norm import l2norm
 from harts.errors import BackendError
 
-NORM_EPS = 1e-6
-"""Of the l2 norm of queries and keys in transformers' delta rules."""
 ACTIVATIONS = ("silu", "swish")
 """Names of the one activation of the short convolution."""
 CHANGES_SCORES = ("sliding_window", "softcap", "s_aux", "position_bias")
@@ -168,9 +166,3 @@ def delta_rule(
     inputs = {"q": q, "k": k, "v": v, "g": g[0].to(wide), "beta": beta[0].to(wide)}
     mixed = tree_call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, tree_call.plan)
     return mixed[None].to(value.dtype), None
-
-
-def l2norm(x: Tensor) -> Tensor:
-    """x / sqrt(|x|^2 + eps) over the last dimension, in float32 or wider, in the dtype of x."""
-    wide = x.to(wide_dtype(x))
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
