@@ -7,7 +7,8 @@
 Both sides are one model object with the same kernels and full recomputation; log-probs come from the restore stage. The
 flat side is the call plan `flat` on the trajectories of the same microbatches, packed whole into microbatches of the
 same number of rows, each into the fullest one that has room. The loss is the sum of drawn weights times log-probs of
-trained tokens, over the sum of all weights.
+trained tokens, over the sum of all weights. Logits are computed of rows that predict a trained token; `--set
+restore.positions=all` computes all of them.
 
 Models: ling, qwen3_next, dense, reference (pipeline files in tools/step_bench/models), or the path of a pipeline file
 whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens; none, two

@@ -126,13 +126,12 @@ def _step(planned: Planned) -> dict[str, Any]:
 
 
 def _cut(made: Cut) -> dict[str, Any]:
-    trees = [each.layout.plan.tree for each in made.ours.microbatches]
     return {
         "trajectories": len(made.keys),
         "semantic_tokens": made.flat.rows,
         "compact_tokens": made.ours.rows,
         "compression": made.compression,
-        "trained_tokens": sum(int(tree.columns.loss_mask[tree.columns.predicted()].sum()) for tree in trees),
+        "trained_tokens": sum(len(each.trained) for each in made.ours.microbatches),
     }
 
 

@@ -105,5 +105,5 @@ def run(pipeline: Pipeline, side: Side, clock: Clock, tell: Callable[[int], None
 
 
 def weighted(logprobs: Tensor, microbatch: Microbatch) -> Tensor:
-    """A microbatch's share of the step's loss, float64."""
-    return -(logprobs.double() * microbatch.weight).sum()
+    """A microbatch's share of the step's loss, float64; log-probs of other tokens may be NaN."""
+    return -(logprobs[microbatch.trained].double() * microbatch.weight).sum()

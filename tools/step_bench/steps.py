@@ -15,6 +15,7 @@ from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, SegmentTree
 from harts.ir.base import Float64, Int64
 from harts.pipeline import Pipeline
 from harts.registry import resolve
+from harts.train.reduction import trained_positions
 
 WHOLE = ("ingest", "partition", "schedule")
 """Planning of all trajectories together."""
@@ -24,8 +25,10 @@ class Microbatch(NamedTuple):
     """What one forward and backward pass takes."""
 
     layout: CompactLayout
+    trained: Tensor
+    """Which of the S - N log-probs are in the loss, int64 on the device, [M]."""
     weight: Tensor
-    """Of each log-prob in the loss, float64 on the device, [S - N]."""
+    """Of each of them, float64 on the device, [M]."""
 
     @property
     def rows(self) -> int:
@@ -70,8 +73,13 @@ class Loss(NamedTuple):
 
     def of(self, layouts: Iterable[CompactLayout]) -> tuple[Microbatch, ...]:
         """Microbatches with their share of the weights."""
-        found = [(layout, weights(layout.plan.tree, self.seed) / self.total) for layout in layouts]
-        return tuple(Microbatch(layout, torch.from_numpy(weight).to(self.device)) for layout, weight in found)
+        return tuple(self._microbatch(layout) for layout in layouts)
+
+    def _microbatch(self, layout: CompactLayout) -> Microbatch:
+        tree = layout.plan.tree
+        trained = trained_positions(tree.columns)
+        weight = weights(tree, self.seed) / self.total
+        return Microbatch(layout, *(torch.from_numpy(each).to(self.device) for each in (trained, weight)))
 
 
 class Cut(NamedTuple):
@@ -211,11 +219,10 @@ def chains(batch: RolloutBatch, members: Int64) -> SegmentTree:
 
 
 def weights(tree: SegmentTree, seed: int) -> Float64:
-    """Of each prediction, zero where nothing is trained, [S - N]: a trajectory's are the same in any microbatch."""
+    """Of each trained position, [M]: a trajectory's are the same in any microbatch."""
     columns = tree.columns
     drawn = [
         np.random.default_rng([seed, key]).uniform(0.5, 1.5, size)
         for key, size in zip(tree.key.tolist(), columns.length.tolist(), strict=True)
     ]
-    token = columns.predicted()
-    return np.where(columns.loss_mask[token], np.concatenate(drawn)[token], 0.0)
+    return np.concatenate(drawn)[columns.predicted()[trained_positions(columns)]]
