@@ -47,7 +47,7 @@ class HuggingFace(Model):
         self.family = family_of(self.settings.model_type)
         self.current = install(self.module, self.family)
         if config.recompute == "full":
-            self.module.gradient_checkpointing_enable(recomputation(self.module.dtype))
+            self.module.activation_checkpointing_enable(recomputation(self.module.dtype))
         if module is None:
             self.module.train()
 

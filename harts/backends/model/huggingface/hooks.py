@@ -42,14 +42,21 @@ def install(module: Any, family: Family) -> Current:
             elif type(layer).__name__ == family.linear_layer:
                 index, conv, rule = layer.layer_idx, family.conv, family.delta_rule
                 names = {
-                    conv: tree_conv(index, getattr(modeling, conv)),
-                    rule: tree_delta_rule(index, getattr(modeling, rule), current),
+                    conv: tree_conv(index, _function(modeling, conv)),
+                    rule: tree_delta_rule(index, _function(modeling, rule), current),
                 }
                 layer.forward = MethodType(rebound(type(layer).forward, names), layer)
         for index, router in routers_of(module, family):
             router.register_forward_hook(_count(index, current, family.router))
         _installed[module] = current
     return _installed[module]
+
+
+def _function(modeling: Any, name: str) -> Any:
+    found = getattr(modeling, name, None)
+    if found is None:
+        raise BackendError(f"model: {modeling.__name__} has no {name}; its family is not served")
+    return found
 
 
 def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
