@@ -31,33 +31,53 @@ class Lists(NamedTuple):
     """0 past the count, [M, W]."""
 
 
-class _Rectangles(NamedTuple):
-    """Runs of rows that see runs of rows; where both begin alike, a query sees keys up to itself."""
+class _Strips(NamedTuple):
+    """Rows of one branch in one tile of queries, and a run of rows that they see; sorted by tile."""
 
-    query: Int64
-    queries: Int64
-    key: Int64
-    keys: Int64
-    causal: Bool
+    tile: Int64
+    top: Int64
+    """First query row."""
+    rows: Int64
+    """Query rows."""
+    begin: Int64
+    """First key row that all of them see."""
+    end: Int64
+    """One past the last such row; from there on a query of the branch's own run sees keys up to itself."""
+    own: Bool
+    """Whether it is the branch's own run."""
+
+    def part(self, some: slice) -> _Strips:
+        """Some of them."""
+        return _Strips(
+            self.tile[some], self.top[some], self.rows[some], self.begin[some], self.end[some], self.own[some]
+        )
+
+
+CELLS = 2**22
+"""Tiles whose pairs are counted at a time."""
 
 
 def visible_tiles(views: AttentionViews, tile_queries: int, tile_keys: int) -> Tiles:
     """Find the tiles of `tile_queries` x `tile_keys` rows that hold a visible pair.
 
     Pairs are counted over the runs that each branch sees; a tile is full if the count is its area (at the end of the
-    rows: of the part that is rows).
+    rows: of the part that is rows). Time is that of the strips and of the tiles, not of strips times tiles.
     """
-    rectangles = _rectangles(views)
+    strips = _strips(views, tile_queries)
     rows = int(views.cu_q[-1])
-    across = -(-rows // tile_keys)
-    which, query, key = _tiles_of(rectangles, tile_queries, tile_keys)
-    pairs = _visible_pairs(rectangles, which, query, key, (tile_queries, tile_keys))
-    tile, place = np.unique((query * across + key)[pairs > 0], return_inverse=True)
-    seen = np.zeros(len(tile), dtype=np.int64)
-    np.add.at(seen, place, pairs[pairs > 0])
-    query, key = np.divmod(tile, across)
-    area = np.minimum(rows - query * tile_queries, tile_queries) * np.minimum(rows - key * tile_keys, tile_keys)
-    return Tiles(query, key, seen == area)
+    down, across = -(-rows // tile_queries), -(-rows // tile_keys)
+    height = np.minimum(rows - np.arange(down) * tile_queries, tile_queries)
+    width = np.minimum(rows - np.arange(across) * tile_keys, tile_keys)
+    step = max(1, CELLS // across)
+    found = []
+    for first in range(0, down, step):
+        last = min(first + step, down)
+        some = slice(*np.searchsorted(strips.tile, [first, last]))
+        pairs = _pairs(strips.part(some), first, last - first, tile_keys, across)
+        query, key = np.nonzero(pairs)
+        full = pairs[query, key] == height[first + query] * width[key]
+        found.append(Tiles(query + first, key, full))
+    return Tiles(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
 def lists(one: Int64, other: Int64, count: int) -> Lists:
@@ -70,42 +90,53 @@ def lists(one: Int64, other: Int64, count: int) -> Lists:
     return Lists(counts.astype(np.int32), index)
 
 
-def _rectangles(views: AttentionViews) -> _Rectangles:
+def _strips(views: AttentionViews, tile_queries: int) -> _Strips:
     runs = np.diff(views.run_offset)
     branch = np.repeat(np.arange(len(runs)), runs)
-    query, queries = views.cu_q[:-1][branch], np.diff(views.cu_q)[branch]
-    causal = np.zeros(len(branch), dtype=np.bool_)
-    causal[views.run_offset[1:] - 1] = True
-    return _Rectangles(query, queries, views.run_row, views.run_length, causal)
+    own = np.zeros(len(branch), dtype=np.bool_)
+    own[views.run_offset[1:] - 1] = True
+    low, high = views.cu_q[:-1][branch], views.cu_q[1:][branch]
+    tiles = (high - 1) // tile_queries - low // tile_queries + 1
+    run, tile = np.repeat(np.arange(len(branch)), tiles), expand_runs(low // tile_queries, tiles)
+    order = np.argsort(tile, kind="stable")
+    run, tile = run[order], tile[order]
+    top = np.maximum(tile * tile_queries, low[run])
+    bottom = np.minimum((tile + 1) * tile_queries, high[run])
+    begin = views.run_row[run]
+    end = np.where(own[run], top, begin + views.run_length[run])
+    return _Strips(tile, top, bottom - top, begin, end, own[run])
 
 
-def _tiles_of(x: _Rectangles, tile_queries: int, tile_keys: int) -> tuple[Int64, Int64, Int64]:
-    """Rectangle, tile of queries and tile of keys of every tile that a rectangle touches."""
-    first, last = x.query // tile_queries, (x.query + x.queries - 1) // tile_queries
-    left, right = x.key // tile_keys, (x.key + x.keys - 1) // tile_keys
-    down = last - first + 1
-    which = np.repeat(np.arange(len(down)), down)
-    query = expand_runs(first, down)
-    # tiles right of the diagonal hold nothing
-    reach = (np.minimum((query + 1) * tile_queries, (x.query + x.queries)[which]) - 1) // tile_keys
-    right = np.where(x.causal[which], np.minimum(right[which], reach), right[which])
-    across = right - left[which] + 1
-    return np.repeat(which, across), np.repeat(query, across), expand_runs(left[which], across)
-
-
-def _visible_pairs(x: _Rectangles, which: Int64, query: Int64, key: Int64, tile: tuple[int, int]) -> Int64:
-    """Visible pairs of each rectangle's part in a tile of queries and keys."""
-    top = np.maximum(query * tile[0], x.query[which])
-    bottom = np.minimum((query + 1) * tile[0], (x.query + x.queries)[which])
-    left = np.maximum(key * tile[1], x.key[which])
-    right = np.minimum((key + 1) * tile[1], (x.key + x.keys)[which])
-    below: Int64 = _triangle(bottom - left, right - left) - _triangle(top - left, right - left)
-    pairs: Int64 = np.where(x.causal[which], below, (bottom - top) * (right - left))
+def _pairs(x: _Strips, first: int, down: int, tile_keys: int, across: int) -> Int64:
+    """Visible pairs of each tile of `down` rows of tiles from the first one, [down, across]."""
+    line = (x.tile - first) * (across + 1)  # of a grid with one more column, where differences end
+    left, right = x.begin // tile_keys, x.end // tile_keys
+    # where columns of the run begin and end, as differences between tiles: the part of the first tile, then whole ones
+    parts = [
+        (line + left, x.rows * ((left + 1) * tile_keys - x.begin)),
+        (line + left + 1, x.rows * (x.begin - left * tile_keys)),
+        (line + right, -x.rows * ((right + 1) * tile_keys - x.end)),
+        (line + np.minimum(right + 1, across), -x.rows * (x.end - right * tile_keys)),
+    ]
+    place, change = (np.concatenate(each) for each in zip(*parts, strict=True))
+    grid = np.bincount(place, weights=change, minlength=down * (across + 1)).reshape(down, across + 1)
+    pairs: Int64 = np.cumsum(grid, axis=1)[:, :across].astype(np.int64)
+    np.add.at(pairs, *_below_diagonal(x, first, tile_keys))
     return pairs
 
 
+def _below_diagonal(x: _Strips, first: int, tile_keys: int) -> tuple[tuple[Int64, Int64], Int64]:
+    """Tiles that the causal parts of strips touch, and their pairs."""
+    top, rows, tile = x.top[x.own], x.rows[x.own], x.tile[x.own] - first
+    left = top // tile_keys
+    tiles = (top + rows - 1) // tile_keys - left + 1
+    strip, key = np.repeat(np.arange(len(top)), tiles), expand_runs(left, tiles)
+    begin = np.maximum(key * tile_keys, top[strip])
+    end = np.minimum((key + 1) * tile_keys, top[strip] + rows[strip])
+    after = top[strip] + rows[strip] - begin  # queries from the first key on
+    return (tile[strip], key), _triangle(after, end - begin)
+
+
 def _triangle(queries: Int64, keys: Int64) -> Int64:
-    """Pairs that the first queries see of some keys, query i of them keys 0..i."""
-    rising: Int64 = np.clip(queries, 0, keys)
-    beyond: Int64 = np.maximum(queries - keys, 0) * keys
-    return rising * (rising + 1) // 2 + beyond
+    """Pairs of some keys and the queries that begin at the first of them, each of which sees keys up to itself."""
+    return keys * (keys + 1) // 2 + (queries - keys) * keys
