@@ -19,7 +19,7 @@ from harts.backends.model.huggingface.backend import HuggingFace
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import family_named
 
-CHUNK, VOCABULARY, EXPERTS, TOP_K = 8, 24, 8, 2
+CHUNK, VOCABULARY, EXPERTS, TOP_K = 4, 24, 8, 2
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -94,7 +94,7 @@ def scramble(module: nn.Module) -> None:
     with torch.no_grad():
         for name, each in sorted(module.state_dict().items()):
             if each.dim() == 1:
-                each.add_(0.1 * torch.randn(each.shape, generator=draw).to(each.dtype))
+                each.add_(0.1 * torch.randn(each.shape, generator=draw).to(each))
             assert each.isfinite().all(), name
 
 

@@ -99,7 +99,7 @@ def _found(
     count = sum(map(len, ids))
     loss = logits[0].new_zeros(())
     for of_path, path in zip(logits, ids, strict=True):
-        weight = torch.randn(len(path) - 1, generator=draw, dtype=torch.float64).to(of_path.dtype)
+        weight = torch.randn(len(path) - 1, generator=draw, dtype=torch.float64).to(of_path)
         logprob = of_path[:-1].log_softmax(-1).gather(1, path[1:, None])[:, 0]
         loss = loss + (weight * logprob).sum() / count
     if z is not None and balance is not None:

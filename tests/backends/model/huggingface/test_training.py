@@ -31,16 +31,16 @@ from tests.backends.model.huggingface.runs import (
 from tests.parity.trees import Paths, layout_of
 
 EXACT, SINGLE = 1e-10, 1e-5
-CALM = {"initializer_range": 0.06}
-"""Weights with which float32 keeps its digits; in float64 they are larger and every part of a layer matters."""
+CALM = {"initializer_range": 0.02}
+"""As transformers draws weights: float32 keeps its digits. In float64 they are larger, and more of a layer matters."""
 
 
 def _adamw(module: torch.nn.Module, eps: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=eps, weight_decay=0.0)
 
 
-def _train(model: HuggingFace, theirs: Any, paths: Paths, bound: float, *, floor: float, eps: float) -> None:
-    """Two steps of both, compared at each."""
+def _train(model: HuggingFace, theirs: Any, paths: Paths, bound: float, *, floor: float, eps: float) -> float:
+    """Two steps of both, compared at each; how far the parameter moved that moved least."""
     layout, dtype = layout_of(paths, CHUNK), next(theirs.parameters()).dtype
     before = {name: each.detach().clone() for name, each in theirs.named_parameters()}
     optimizers = [_adamw(module, eps) for module in (model.module, theirs)]
@@ -57,7 +57,7 @@ def _train(model: HuggingFace, theirs: Any, paths: Paths, bound: float, *, floor
             optimizer.zero_grad()
     after, trained = dict(theirs.named_parameters()), dict(model.module.named_parameters())
     assert not far(errors(trained, after), bound)
-    assert not [name for name, each in after.items() if torch.equal(each, before[name])]
+    return min(relative(each, before[name]) for name, each in after.items())
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -73,7 +73,8 @@ def test_two_steps_equal_trajectory_wise_training_in_float32(family: str, recomp
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_steps_equal_trajectory_wise_training_in_float64(family: str, seed: int) -> None:
     model = tiny(family, dtype="float64", recompute=("none", "full")[seed % 2], seed=seed)
-    _train(model, stock(model, ("sdpa", "eager", "sdpa")[seed]), forest(seed), EXACT, floor=0.0, eps=1e-8)
+    moved = _train(model, stock(model, ("sdpa", "eager", "sdpa")[seed]), forest(seed), EXACT, floor=0.0, eps=1e-8)
+    assert moved > 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
