@@ -31,6 +31,8 @@ SAMPLES, SEED = 40, 0
 class _Compact(Sdpa):
     """Says that it expands nothing."""
 
+    expands = False
+
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         return super().cost(views, need)._replace(expanded_bytes=0)
 

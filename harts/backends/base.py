@@ -130,6 +130,9 @@ class AttentionCost(NamedTuple):
 class FullAttention(Backend, ABC):
     """Softmax attention of compact queries over each branch's ancestors and itself, bottom-right causal (22)."""
 
+    expands: ClassVar[bool] = True
+    """Whether it gathers the keys and values that branches share, once for each of them."""
+
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend.

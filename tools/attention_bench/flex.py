@@ -23,6 +23,8 @@ BLOCK = 128
 class Flex(FullAttention):
     """FlexAttention of compact queries and compact keys; its blocks are listed from runs."""
 
+    expands = False
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         # sizes as symbols: one compilation serves all microbatches

@@ -36,7 +36,7 @@ def measure(planned: Planned, shape: Shape, served: Served, settings: Settings) 
     parity = check(given, backends, {FLEX}, settings.samples, settings.seed + 1)
     told["parity"] = _parity(parity)
     told["cost"] = {name: each.cost(given.compact.views, shape.need())._asdict() for name, each in backends.items()}
-    expanding = [name for name, cost in told["cost"].items() if cost["expanded_bytes"]]
+    expanding = [name for name, backend in backends.items() if backend.expands]
     sound = {name: backends[name] for name in parity.sound()}
     if sound:
         gc.collect()

@@ -136,7 +136,7 @@ def _errors(
     problem: Problem, backends: dict[str, FullAttention], without_flat: set[str], sampled: _Sampled, into: Parity
 ) -> None:
     """Errors to float64 of all backends, and what is wrong with them."""
-    dtype, views, need = problem.shape.dtype, problem.compact.views, problem.shape.need()
+    dtype = problem.shape.dtype
     errors, rounding = into.errors, sampled.rounding()
     for name, backend in backends.items():
         if name not in without_flat:
@@ -150,7 +150,7 @@ def _errors(
         if found is None:
             continue
         errors[name] = found
-        again = rounding if backend.cost(views, need).expanded_bytes else dict.fromkeys(NAMES, 0.0)
+        again = rounding if backend.expands else dict.fromkeys(NAMES, 0.0)
         families = set(backends) - without_flat if name in without_flat else {name}
         flats = [errors[key] for each in families if (key := f"flat:{each}, rounded") in errors]
         most = {each: max((flat[each] for flat in flats), default=GROSS[dtype]) for each in NAMES}
@@ -163,10 +163,10 @@ def _errors(
 
 def _dense(problem: Problem, backends: dict[str, FullAttention], grad: Tensor, found: Parity) -> Parity:
     """Run sound backends twice with gradients of all rows: equal bits, and differences from an expanding one."""
-    shape, views = problem.shape, problem.compact.views
+    shape = problem.shape
     need, dtype = shape.need(), shape.dtype
     sound = [name for name in backends if not found.faults[name]]
-    sound.sort(key=lambda name: backends[name].cost(views, need).expanded_bytes == 0)  # expanding ones first
+    sound.sort(key=lambda name: not backends[name].expands)  # expanding ones first
     reference, wanted = None, None
     for name in sound:
         backend, faults = backends[name], found.faults[name]
@@ -182,7 +182,7 @@ def _dense(problem: Problem, backends: dict[str, FullAttention], grad: Tensor, f
         if wanted is not None:
             found.differences[name] = {each: _relative(*two) for each, *two in zip(NAMES, first, wanted, strict=True)}
             faults += _above(f"{name} from {reference}", found.differences[name], dict.fromkeys(NAMES, GROSS[dtype]))
-        elif backend.cost(views, need).expanded_bytes and not faults:
+        elif backend.expands and not faults:
             reference, wanted = name, first
     return found._replace(reference=reference)
 

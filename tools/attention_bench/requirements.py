@@ -74,8 +74,9 @@ def requirements(workload: str, found: dict[str, float], cost: dict[str, dict[st
         "best flat / tree over ratio of pairs": AGAINST_FLAT,
     }
     for name, limit in least.items():
-        if name in found:
-            told.append({"ratio": name, "value": found[name], "least": limit, "met": found[name] >= limit})
+        value = found.get(name)  # none if there was nothing sound to hold it against, or it was not sound itself
+        if value is not None or TREE in cost:
+            told.append({"ratio": name, "value": value, "least": limit, "met": value is not None and value >= limit})
             if limit == EXPANDING:
-                told[-1] |= {"aim": AIM, "reached": found[name] >= AIM}
+                told[-1] |= {"aim": AIM, "reached": value is not None and value >= AIM}
     return told

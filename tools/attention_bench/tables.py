@@ -78,7 +78,11 @@ def _ratios(ratios: dict[str, float]) -> list[str]:
 
 
 def _required(told: dict[str, Any]) -> list[str]:
-    return [f"  {each['ratio']:<48}{each['value']:>10.3f}{_verdict(each)}" for each in told["requirements"]]
+    return [f"  {each['ratio']:<48}{_value(each['value'])}{_verdict(each)}" for each in told["requirements"]]
+
+
+def _value(value: float | None) -> str:
+    return f"{'-':>10}" if value is None else f"{value:>10.3f}"
 
 
 def _verdict(required: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ Shape suffixes: R compact rows, C of them tokens, n keys of all branches, B bran
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from importlib import import_module
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import expanded_bytes, pass_flops
-from harts.backends.full.expand import expand
+from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
 from harts.backends.full.probe import probe_faults
 from harts.backends.plan_tensors import AttentionViews
@@ -97,8 +98,13 @@ class Expanding(FullAttention, ABC):
         return found or probe_faults(self, need)
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
-        """Expanded keys and values; all pairs of the tiles that hold a pair that is seen."""
-        return AttentionCost(expanded_bytes(views, need), pass_flops(tile_pairs(views), need))
+        """Expanded keys and values, none where they lie in order; all pairs of tiles that hold a pair that is seen.
+
+        With the channels that are padded.
+        """
+        padded = replace(need, full_head_dims=self._head_dims(*need.full_head_dims))
+        copied = not lie_in_order(views) or padded.full_head_dims != need.full_head_dims
+        return AttentionCost(expanded_bytes(views, padded) if copied else 0, pass_flops(tile_pairs(views), padded))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.

@@ -30,8 +30,9 @@ RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0, 3), (19, 2)),
     ((0, 4), (21, 1)),
     ((22, 1),),
-    # more than one tile of any kernel, and no multiple of one
+    # more than one tile of any kernel, and no multiple of one; and a branch with more ancestors than that
     ((0, 9), (23, 261)),
+    ((0, 9), (23, 200), (284, 3)),
 )
 """(first row, rows) of the runs that each branch sees; the last are its own."""
 PADDING = 4
@@ -60,14 +61,15 @@ def _probed(backend: type[FullAttention], config: Any, need: Need) -> tuple[str,
 def _faults(backend: FullAttention, need: Need) -> list[str]:
     views = probe_views(torch.device(need.device))
     wanted = visible_rows(views)
-    wrong = (read_visibility(backend, need, views) != wanted[:, None]).nonzero()
-    if len(wrong):
-        row, head, other = wrong[0].tolist()
-        sees = "does not see" if wanted[row, other] else "sees"
-        return [
-            f"the start-up probe found {len(wrong)} wrong pairs of rows: in head {head}, row {row} {sees} row {other} "
-            "(its ancestors and itself are what a row sees)"
-        ]
+    for read, when in ((read_visibility, "forward"), (read_visibility_of_gradients, "backward")):
+        wrong = (read(backend, need, views) != wanted[:, None]).nonzero()
+        if len(wrong):
+            row, head, other = wrong[0].tolist()
+            sees = "does not see" if wanted[row, other] else "sees"
+            return [
+                f"the start-up probe found {len(wrong)} wrong pairs of rows {when}: in head {head}, row {row} {sees} "
+                f"row {other} (its ancestors and itself are what a row sees)"
+            ]
     errors = _errors(backend, need, views, wanted)
     return [
         f"the start-up probe found an error of {error:.2g} in {name}, allowed is {TOLERANCE}"
@@ -119,6 +121,30 @@ def read_visibility(backend: FullAttention, need: Need, views: AttentionViews) -
         weights.append(backend.attend(q, k, v, views, 1.0)[:, :, : part.shape[1]].detach())
     least = 1 / views.rows
     return torch.cat(weights, dim=2) > least / 2
+
+
+def read_visibility_of_gradients(backend: FullAttention, need: Need, views: AttentionViews) -> Tensor:
+    """Which rows the gradient of each row's output reaches, by head: bool [R, H, R].
+
+    As `read_visibility`, but gradients of outputs are one-hot, so that gradients of values are weights; of one query
+    head of each key/value head at a time.
+    """
+    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+    options: dict[str, Any] = {"dtype": need.dtype, "device": views.device}
+    q, k = torch.zeros(views.rows, heads, key_dim, **options), torch.zeros(views.rows, groups, key_dim, **options)
+    v = torch.zeros(views.rows, groups, value_dim, **options)
+    one_hot = torch.eye(views.rows, **options)
+    found = torch.zeros(views.rows, heads, views.rows, **options)
+    for head in range(heads // groups):
+        for column in range(0, views.rows, value_dim):
+            part = one_hot[:, column : column + value_dim]
+            inputs = [each.detach().requires_grad_() for each in (q, k, v)]
+            out = backend.attend(inputs[0], inputs[1], inputs[2], views, 1.0)
+            upstream = torch.zeros_like(out)
+            upstream[:, head :: heads // groups, : part.shape[1]] = part[:, None]
+            (dv,) = torch.autograd.grad(out, inputs[2], upstream)
+            found[column : column + value_dim, head :: heads // groups] = dv[..., : part.shape[1]].permute(2, 1, 0)
+    return found > 1 / views.rows / 2
 
 
 def _errors(backend: FullAttention, need: Need, views: AttentionViews, seen: Tensor) -> dict[str, float]:

@@ -77,7 +77,8 @@ class TransformerEngine(Expanding):
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         packed = bucketed_views(views)
-        attention = self._module(q.shape[1], k.shape[1], q.shape[2], v.shape[2], scale)
+        chosen = torch.are_deterministic_algorithms_enabled()  # modules look at it when they are made
+        attention = self._module(q.shape[1], k.shape[1], q.shape[2], v.shape[2], scale, chosen)
         with environment(FUSED_ONLY):
             out: Tensor = attention(
                 q,
@@ -92,7 +93,7 @@ class TransformerEngine(Expanding):
 
     def _module(self, *key: Any) -> Any:
         if key not in self._modules:
-            heads, groups, key_dim, value_dim, scale = key
+            heads, groups, key_dim, value_dim, scale, _ = key
             # it looks at this variable when it is made
             with environment({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0" if self.config.deterministic else "1"}):
                 self._modules[key] = import_module(MODULE).DotProductAttention(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harts.backends.base import AttentionCost, Need
+from harts.backends.base import Need
 from harts.backends.full.packed import Expanding, machine_faults, packed_views
 from harts.backends.linear.sizes import ceil_div
 from harts.backends.plan_tensors import AttentionViews
@@ -40,10 +39,6 @@ class Varlen(Expanding):
             torch.are_deterministic_algorithms_enabled()
             and not torch.is_deterministic_algorithms_warn_only_enabled()  # those then run as they do by default
         )
-
-    def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
-        """With the channels that are padded."""
-        return super().cost(views, replace(need, full_head_dims=self._head_dims(*need.full_head_dims)))
 
     def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
         width = padded_dim(key_dim, value_dim)

@@ -129,6 +129,56 @@ class OwnScale(Fake):
         return 1.0
 
 
+class WrongBackward(Fake):
+    """Right outputs, and gradients of another mask."""
+
+    def seen(self, queries: int, keys: int) -> Tensor:
+        """Which query sees which key, of one branch: the right one, to be changed."""
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        outputs = []
+        for i in range(len(views.cu_q) - 1):
+            queries, keys = slice(*views.cu_q[i : i + 2]), slice(*views.cu_k[i : i + 2])
+            group = q.shape[1] // k.shape[1]
+            key, value = (each[keys].repeat_interleave(group, dim=1) for each in (k, v))
+            scores = torch.einsum("ihd,jhd->hij", q[queries], key) * scale
+            weights = scores.masked_fill(~self.seen(*scores.shape[1:]), -torch.inf).softmax(-1).nan_to_num()
+            outputs.append(torch.einsum("hij,jhd->ihd", weights, value))
+        wrong = torch.cat(outputs)
+        return wrong + (super()._run(q, k, v, views, scale) - wrong).detach()
+
+
+class LosesFarDiagonal(WrongBackward):
+    """A query past a tile does not see itself."""
+
+    def seen(self, queries: int, keys: int) -> Tensor:
+        seen = super().seen(queries, keys)
+        for i in range(128, queries):
+            seen[i, keys - queries + i] = False
+        return seen
+
+
+class SeesOneAhead(WrongBackward):
+    """A query past a tile sees the row after it."""
+
+    def seen(self, queries: int, keys: int) -> Tensor:
+        seen = super().seen(queries, keys)
+        for i in range(128, queries - 1):
+            seen[i, keys - queries + i + 1] = True
+        return seen
+
+
+class LosesLastAncestor(WrongBackward):
+    """Of more than a tile of them."""
+
+    def seen(self, queries: int, keys: int) -> Tensor:
+        seen = super().seen(queries, keys)
+        if keys - queries >= 128:
+            seen[:, keys - queries - 1] = False
+        return seen
+
+
 class Broken(Fake):
     def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         raise RuntimeError("no kernel image\nis available")

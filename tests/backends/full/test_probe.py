@@ -11,7 +11,10 @@ from tests.backends.full.forests import THREE_LEVELS, visibility
 from tests.backends.full.packed_fakes import (
     Broken,
     Fake,
+    LosesFarDiagonal,
+    LosesLastAncestor,
     OwnScale,
+    SeesOneAhead,
     TopLeft,
     Unmasked,
     WrongGradients,
@@ -20,7 +23,7 @@ from tests.backends.full.packed_fakes import (
     need,
 )
 
-BRANCHES = [*THREE_LEVELS, (2, 2), (3, 1), (-1, 1), (8, 261)]
+BRANCHES = [*THREE_LEVELS, (2, 2), (3, 1), (-1, 1), (8, 261), (222, 3)]
 """The probe's forest."""
 
 
@@ -54,15 +57,21 @@ def test_visibility_is_read_of_every_head() -> None:
 @pytest.mark.parametrize("kind", [TopLeft, Unmasked])
 def test_a_wrong_mask_is_refused(kind: type[Fake]) -> None:
     (reason,) = probe_faults(fake(kind), need())
-    assert "wrong pairs of rows" in reason
+    assert "wrong pairs of rows forward" in reason
     assert "row 0 sees row 1" in reason if kind is Unmasked else "does not see" in reason
+
+
+@pytest.mark.parametrize("kind", [LosesFarDiagonal, SeesOneAhead, LosesLastAncestor, WrongHeads])
+def test_gradients_of_a_wrong_mask_are_refused_whatever_the_outputs(kind: type[Fake]) -> None:
+    """A few wrong pairs past a tile would not show in the norm of all gradients."""
+    (reason,) = probe_faults(fake(kind), need())
+    assert "wrong pairs of rows backward" in reason
 
 
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [
         (OwnScale, {"outputs", "gradients of q", "gradients of k", "gradients of v"}),
-        (WrongHeads, {"outputs", "gradients of q", "gradients of k", "gradients of v"}),
         (WrongGradients, {"gradients of k"}),
     ],
 )

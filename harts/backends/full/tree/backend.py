@@ -23,6 +23,8 @@ class Tree(FullAttention):
     of keys and values of grouped heads, are summed in any order.
     """
 
+    expands = False
+
     def why_not(self, need: Need) -> list[str]:
         """Every reason why it cannot serve `need`; if there is none, what the start-up probe finds."""
         found = shape_faults(need) + machine_faults(need, (9, 0))
