@@ -14,6 +14,8 @@ from harts.schema import StageConfig
 MODULE = "flash_attn.cute.interface"
 HOPPER = 9
 """Major compute capability."""
+QUERY_TILE = 128
+"""Most query rows of a tile of the backward pass."""
 
 
 class FlashAttention4Config(StageConfig):
@@ -42,6 +44,10 @@ class FlashAttention4(Expanding):
                 f"dim, they are {need.full_head_dims} (query/key, value)"
             )
         return found
+
+    def _query_rows(self, views: AttentionViews) -> int:
+        """Gradients of queries are summed in whole tiles of each branch."""
+        return int(views.cu_q[-1]) + len(views.cu_q) * QUERY_TILE
 
     def deterministic(self, need: Need) -> bool:
         """As the config says."""

@@ -84,6 +84,10 @@ class Expanding(FullAttention, ABC):
             [C, H, Dv].
         """
 
+    def _query_rows(self, views: AttentionViews) -> int:
+        """Rows that the library's largest tensor of queries has for one head; C unless it pads branches."""
+        return int(views.cu_q[-1])
+
     def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
         """Head dims of query/key and of value that the library gets: channels of zeros are added."""
         return key_dim, value_dim
@@ -136,7 +140,7 @@ class Expanding(FullAttention, ABC):
         return out if v.shape[2] == value_dim else out[..., : v.shape[2]]
 
     def _groups_of_a_call(self, views: AttentionViews, group: int, width: int) -> int:
-        elements = max(int(views.cu_q[-1]) * group, int(views.cu_k[-1])) * width
+        elements = max(self._query_rows(views) * group, int(views.cu_k[-1])) * width
         if elements > self.most_elements:
             raise ValueError(
                 f"views: {views.cu_q[-1]} queries in {group} heads and {views.cu_k[-1]} keys of {width} channels are "

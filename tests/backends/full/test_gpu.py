@@ -191,6 +191,49 @@ def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], se
         assert error <= 1.1 * bound + 2e-4, (name, errors, allowed)
 
 
+MANY: Branches = [LONG, *((row, 1 + row % 2) for row in range(260, 0, -1)), *((-1, 1) for _ in range(60))]
+"""More branches than libraries search in one step."""
+FEW: Branches = THREE_LEVELS
+"""Less than a tile of rows."""
+
+
+@pytest.mark.parametrize("branches", [MANY, FEW], ids=["many branches", "few rows"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_other_sizes_than_the_probes(case: Case, shape: tuple[int, ...], branches: Branches, device: str) -> None:
+    rows = sum(length for _, length in branches)
+    *given, upstream = draw(rows, shape, device)
+    seen = visibility(branches, rows).to(device)
+    wanted = run(lambda q, k, v: dense(q, k, v, seen, 0.1), [each.double() for each in given], upstream.double())
+    found = run(attend_with(case.backend(), views_of(branches, 0, device), 0.1), given, upstream)
+    assert max(errors_of(found, wanted)) < 8e-3, errors_of(found, wanted)
+    wrong = (
+        read_visibility(case.backend(), need_of(shape, device), views_of(branches, 0, device)) != seen[:, None]
+    ).sum()
+    assert wrong == 0
+
+
+def test_tree_with_more_elements_than_32_bits_count(device: str) -> None:
+    free = torch.cuda.mem_get_info()[0] / 2**30
+    if free < 60:
+        pytest.skip(f"needs 60 GiB of free GPU memory, {free:.0f} are")
+    shape, roots, rows = (128, 128, 192, 128), 90, 1000
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(heads: int, dim: int) -> Tensor:
+        return torch.randn(roots * rows, heads, dim, generator=generator, device=device, dtype=BF16)
+
+    given, upstream = [drawn(128, 192), drawn(128, 192), drawn(128, 128)], drawn(128, 128)
+    assert given[0].numel() > 2**31
+    backend, scale = Case("tree").backend(), shape[2] ** -0.5
+    whole = run(attend_with(backend, views_of([(-1, rows)] * roots, 0, device), scale), given, upstream)
+    last = [each[-rows:].contiguous() for each in given]
+    alone = run(attend_with(backend, views_of([(-1, rows)], 0, device), scale), last, upstream[-rows:].contiguous())
+    for found, wanted in zip(whole, alone, strict=True):
+        part = found[-rows:].double()
+        assert float((part - wanted.double()).norm() / wanted.double().norm()) < 4e-3
+
+
 @pytest.mark.parametrize("over", [1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_last_tile_may_be_cut_anywhere(shape: tuple[int, ...], over: int, device: str) -> None:

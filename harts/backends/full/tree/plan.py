@@ -15,6 +15,8 @@ from harts.ir.base import Int32
 
 TILE_QUERIES = 128
 """Query rows of a listed tile."""
+MOST_ROWS = 2**30 - TILE_QUERIES
+"""Two numbers a row are indexed in 32 bits."""
 
 
 class TileSizes(NamedTuple):
@@ -82,8 +84,8 @@ def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 
 def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
     rows = int(views.cu_q[-1])
-    if rows >= 2**31 - TILE_QUERIES:
-        raise ValueError(f"views: there are {rows} rows, places of 32 bits count {2**31 - 1}")
+    if rows > MOST_ROWS:
+        raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS} with an interval each")
     forward, backward = forward_tiles(views, sizes), backward_tiles(views, sizes)
     return TreePlan(
         _intervals(preorder(views), views.device),
