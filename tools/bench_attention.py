@@ -29,7 +29,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from attention_bench.measure import Settings, measure
 from attention_bench.problem import Planned, Shape, planned
 from attention_bench.requirements import FLATS
 from attention_bench.tables import text
+from bench_document import machine, refused
 from linear_bench.workloads import NAMES, workload
 
 SHAPES = {"mha128": (16, 16, 128, 128), "mla": (16, 16, 192, 128), "gqa": (16, 2, 128, 128)}
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = _settings(given)
     unknown = [name for name in (*wanted, *(given.flat or ())) if name not in known()]
     if unknown:
-        return _refused(f"no such backend: {', '.join(unknown)}; known: {', '.join(known())}")
+        return refused(f"no such backend: {', '.join(unknown)}; known: {', '.join(known())}")
     workloads = list(_planned(given))
     told = []
     for shape in _shapes(given):
@@ -117,29 +117,15 @@ def _shapes(given: argparse.Namespace) -> list[Shape]:
     return [Shape(*each, getattr(torch, given.dtype), given.device) for each in sizes]
 
 
-def _refused(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 2
-
-
 def _document(given: argparse.Namespace, told: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that is known, for a program."""
     settings = {name: value for name, value in vars(given).items() if name not in {"json", "shared"}}
-    cuda = torch.device(given.device).type == "cuda"
     packages = ("harts", "torch", "triton", "flash-attn-4", "transformer-engine", "nvidia-cudnn-cu13")
     return {
         "settings": settings,
-        "device": torch.cuda.get_device_name(given.device) if cuda else given.device,
-        "versions": {name: _version(name) for name in packages},
+        **machine(given.device, packages),
         "results": told,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

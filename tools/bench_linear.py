@@ -40,11 +40,11 @@ import argparse
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_document import machine, refused
 from linear_bench.forests import CHUNK
 from linear_bench.inputs import STRONGEST, Shape
 from linear_bench.measure import BASELINES, Settings, measure
@@ -66,10 +66,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         operators = _operators(given)
     except ConfigError as error:
-        return _refused(str(error))
+        return refused(str(error))
     reasons = operators.fused.why_not(_need(settings.shape))
     if reasons:
-        return _refused("\n".join(reasons))
+        return refused("\n".join(reasons))
     told = []
     for name in given.workloads:
         try:
@@ -162,29 +162,15 @@ def _need(shape: Shape) -> Need:
     )
 
 
-def _refused(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 2
-
-
 def _document(given: argparse.Namespace, told: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that is known, for a program."""
     settings = {name: value for name, value in vars(given).items() if name not in {"json", "shared"}}
-    cuda = torch.device(given.device).type == "cuda"
     return {
         "settings": settings,
-        "device": torch.cuda.get_device_name(given.device) if cuda else given.device,
-        "versions": {name: _version(name) for name in ("harts", "torch", "triton", "fla-core")},
+        **machine(given.device, ("harts", "torch", "triton", "fla-core")),
         "tuned": {name: os.environ.get(name) for name in ("FLA_CACHE_MODE", "FLA_CONFIG_DIR")},
         "results": told,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

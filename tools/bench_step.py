@@ -38,11 +38,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
+from bench_document import machine, refused
 from step_bench.measure import Settings, measure
 from step_bench.models import NAMES, Loaded, load
 from step_bench.progress import Progress
@@ -59,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser().parse_args(argv)
     unknown = [name for name in given.workloads if name not in (*names(given.shared), *USUAL)]
     if unknown:
-        return _refused(f"no such workload: {', '.join(unknown)}; known: {', '.join(names(given.shared))}")
+        return refused(f"no such workload: {', '.join(unknown)}; known: {', '.join(names(given.shared))}")
     progress = Progress(given.quiet)
     told: list[dict[str, Any]] = []
     try:
@@ -75,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             told.append(found)
             print(text(found), end="\n\n", file=sys.stderr if given.json else sys.stdout, flush=True)
     except HartsError as error:
-        return _refused(str(error))
+        return refused(str(error))
     if given.json:
         print(json.dumps(_document(given, loaded, told)))
     if not told:
@@ -135,31 +134,16 @@ def _measured(
     return found | measure(name, batch, loaded, settings, progress)
 
 
-def _refused(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 2
-
-
 def _document(given: argparse.Namespace, loaded: Loaded, told: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that is known, for a program."""
     settings = {name: value for name, value in vars(given).items() if name not in {"json", "quiet", "shared"}}
-    device = loaded.pipeline.env.device
-    cuda = torch.device(device).type == "cuda"
     packages = ("harts", "torch", "triton", "transformers", "fla-core", "flash-attn-4")
     return {
         "settings": settings,
         "pipeline": loaded.pipeline.settings.effective(),
-        "device": torch.cuda.get_device_name(device) if cuda else device,
-        "versions": {name: _version(name) for name in packages},
+        **machine(loaded.pipeline.env.device, packages),
         "results": told,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":
