@@ -79,7 +79,7 @@ class Pipeline:
             chunk_size, conv_width = self._number("call_plan", "chunk_size"), self._number("layout", "conv_width")
             try:
                 self._env = build_env(model, linear, full, chunk_size, conv_width, self.settings.device, self._module)
-            except BackendError as error:
+            except (BackendError, ConfigError) as error:
                 lines = str(error).splitlines()
                 raise ConfigError("\n".join(f"{self.settings.path}: {line}" for line in lines)) from error
         return self._env
