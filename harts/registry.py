@@ -58,6 +58,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "models": {
         "reference": "harts.backends.model.reference:Reference",
         "huggingface": "harts.backends.model.huggingface.backend:HuggingFace",
+        "megatron": "harts.backends.model.megatron.backend:MegatronModel",
     },
     "huggingface_families": {
         name: f"harts.backends.model.huggingface.families.{name}:FAMILY"

@@ -1,0 +1,1 @@
+"""Models of Megatron-core on compact rows."""

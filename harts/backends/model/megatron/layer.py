@@ -1,0 +1,56 @@
+"""A layer of Megatron that tells its router which call it is in, and a model that knows where its rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+
+from harts.backends.model.megatron.call import TreeParams
+from harts.backends.model.megatron.rotary import RowRotary
+
+
+class TreeLayer(TransformerLayer):  # type: ignore[misc]  # megatron has no types
+    """Recomputation of whole layers runs its forward again, with the same call."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As Megatron's."""
+        router = getattr(self.mlp, "router", None)
+        if router is None:
+            return super().forward(*args, **kwargs)
+        with router.running(kwargs.get("packed_seq_params")):
+            return super().forward(*args, **kwargs)
+
+
+class TreeMla(MLASelfAttention):  # type: ignore[misc]  # megatron has no types
+    """Multi-head latent attention, which rotates by tables of its own."""
+
+    rotary_pos_emb: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rotary_pos_emb = RowRotary(self.rotary_pos_emb)
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """What the spec says. From 0.19 on Megatron would add a norm before queries that have no latent."""
+        names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "q_layernorm", "kv_layernorm")
+        return {name: getattr(submodules, name) for name in names}
+
+
+class TreeGpt(GPTModel):  # type: ignore[misc]  # megatron has no types
+    """In a call with a plan it gives the last stage's hidden states: log-probs are restored from them in blocks."""
+
+    rotary_pos_emb: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "rotary_pos_emb" in self._modules:  # MLA has its own
+            self.rotary_pos_emb = RowRotary(self.rotary_pos_emb)
+
+    def _postprocess(self, hidden_states: Tensor, *given: Any, **others: Any) -> Any:
+        if self.post_process and isinstance(others.get("packed_seq_params"), TreeParams):
+            return hidden_states[:, 0]
+        return super()._postprocess(hidden_states, *given, **others)

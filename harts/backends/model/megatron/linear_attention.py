@@ -1,0 +1,204 @@
+"""Linear attention (KDA and GDN) of compact rows as `self_attention` of a Megatron layer.
+
+Heads are split over tensor-parallel ranks. Weights are ordered by key head, so a rank's part is that of its heads:
+row-wise slices of the whole. Shape suffixes: R compact rows, H and HV key and value heads of this rank, K and V their
+channels, D channels of the convolution, W taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import build_module
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu, softplus
+
+from harts.backends.base import Rule
+from harts.backends.linear.conv import short_conv
+from harts.backends.model.megatron.call import plan_of
+from harts.backends.model.norm import l2norm, widen
+from harts.backends.plan_tensors import PlanTensors
+from harts.errors import ConfigError
+
+WIDE = ("conv", "a_log", "dt_bias")
+"""Parameters that stay in float32 when the model is cast to a narrower dtype."""
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """Of the linear-attention layers, as `ReferenceConfig` has it; heads of all ranks."""
+
+    rule: Rule
+    heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    least_gate: float | None
+
+
+@dataclass
+class LinearSubmodules:
+    """Classes of the projections, split by their outputs and by their inputs."""
+
+    column: Any
+    row: Any
+
+
+class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has no types
+    """Projections, short convolution and norm are computed once a compact row; only the rule is replayed."""
+
+    def __init__(
+        self,
+        config: Any,
+        submodules: LinearSubmodules,
+        layer_number: int,
+        shape: LinearShape,
+        pg_collection: Any,
+        **others: Any,
+    ) -> None:
+        super().__init__(config)
+        self.layer_number, self.shape, self.tp = layer_number, shape, pg_collection.tp
+        ranks = self.tp.size()
+        if shape.heads % ranks:
+            raise ConfigError(f"linear_heads is {shape.heads}, no multiple of tensor parallelism {ranks}")
+        self.heads, self.value_heads = shape.heads // ranks, shape.value_heads // ranks
+        values = shape.value_heads // shape.heads
+        self.conv_sizes = [shape.key_dim, shape.key_dim, values * shape.value_dim]
+        rest = [values * shape.value_dim, values] + ([values] if shape.rule == "gdn" else [])
+        self.sizes = [sum(self.conv_sizes), *rest]
+        self.in_proj = self._column(submodules, config.hidden_size, shape.heads * sum(self.sizes))
+        if shape.rule == "kda":
+            self.decay_down = self._column(submodules, config.hidden_size, shape.key_dim)
+            self.decay_up = self._column(submodules, shape.key_dim, shape.value_heads * shape.key_dim)
+        self.out_proj = build_module(
+            submodules.row,
+            shape.value_heads * shape.value_dim,
+            config.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            is_expert=False,
+            tp_group=self.tp,
+        )
+        self.norm = nn.Parameter(torch.ones(shape.value_dim, dtype=config.params_dtype))
+        self._reset(shape)
+
+    def _column(self, submodules: LinearSubmodules, inputs: int, outputs: int) -> Any:
+        return build_module(
+            submodules.column,
+            inputs,
+            outputs,
+            config=self.config,
+            init_method=self.config.init_method,
+            bias=False,
+            skip_bias_add=False,
+            gather_output=False,
+            is_expert=False,
+            tp_group=self.tp,
+        )
+
+    def _reset(self, shape: LinearShape) -> None:
+        """Decay rates from 1 to 16, steps from 0.001 to 0.1, convolution weights as torch draws them.
+
+        All heads are drawn on the host and this rank's are kept: the same values however heads are split.
+        """
+        bound = shape.conv_width**-0.5
+        conv = torch.empty(shape.heads * sum(self.conv_sizes), shape.conv_width).uniform_(-bound, bound)
+        rate = torch.empty(shape.value_heads).uniform_(1.0, 16.0)
+        gates = shape.value_heads * (shape.key_dim if shape.rule == "kda" else 1)
+        step = torch.pow(10.0, torch.empty(gates).uniform_(-3.0, -1.0))
+        self.conv = self._mine(conv)
+        self.a_log = self._mine(rate.log())
+        self.dt_bias = self._mine(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+
+    def _mine(self, whole: Tensor) -> nn.Parameter:
+        device = self.norm.device if self.config.use_cpu_initialization else torch.cuda.current_device()
+        part = nn.Parameter(whole.chunk(self.tp.size())[self.tp.rank()].clone().to(device))
+        set_tensor_model_parallel_attributes(part, True, 0, 1)
+        return part
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move and cast as any module, but keep `WIDE` in float32 or wider, with no digit lost in between."""
+        kept = {name: getattr(self, name).data for name in WIDE}
+        super()._apply(fn, recurse)
+        for name, value in kept.items():
+            parameter = getattr(self, name)
+            wide = torch.promote_types(parameter.dtype, torch.float32)
+            parameter.data = value.to(device=parameter.device, dtype=wide)
+        return self
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, packed_seq_params: Any = None, **others: Any
+    ) -> tuple[Tensor, None]:
+        """Mix.
+
+        Args:
+            hidden_states: [rows of this rank, 1, hidden]: a part of R under sequence parallelism, else R.
+            attention_mask: of Megatron's own attention.
+            packed_seq_params: the carrier of the plan.
+            others: what Megatron's own attention needs.
+
+        Returns:
+            As `hidden_states`, and no bias.
+
+        Raises:
+            BackendError: there is no plan.
+        """
+        call = plan_of(packed_seq_params, self.layer_number, "linear")
+        projected, _ = self.in_proj(hidden_states)
+        rows = len(projected)
+        qkv, gate, beta, *decay = torch.split(projected.reshape(rows, self.heads, -1), self.sizes, dim=2)
+        step = decay[0].reshape(rows, -1) if decay else self._low_rank_step(hidden_states)
+        inputs = self._convolved(qkv.reshape(rows, -1), call.plan) | {
+            "g": self._log_decay(step),
+            "beta": widen(beta.reshape(rows, -1)).sigmoid(),
+        }
+        mixed = self._normed(call.linear.mix(inputs, call.plan)).to(gate.dtype)
+        gate = gate.reshape(rows, self.value_heads, -1)
+        gated = mixed * (gate.sigmoid() if self.shape.rule == "kda" else silu(gate))
+        out, _ = self.out_proj(gated.reshape(rows, 1, -1))
+        return out, None
+
+    def _convolved(self, qkv: Tensor, plan: PlanTensors) -> dict[str, Tensor]:
+        """[R, D] to q, k [R, H, K] and v [R, HV, V]."""
+        rows = len(qkv)
+        by_head = short_conv(qkv, self.conv, plan).reshape(rows, self.heads, -1)
+        q, k, v = torch.split(by_head, self.conv_sizes, dim=2)
+        return {"q": l2norm(q), "k": l2norm(k), "v": v.reshape(rows, self.value_heads, -1)}
+
+    def _low_rank_step(self, hidden_states: Tensor) -> Tensor:
+        """Decay logits of kda, [R, HV * K]."""
+        latent, _ = self.decay_down(hidden_states)
+        latent = gather_from_tensor_model_parallel_region(latent, group=self.tp)
+        if self.config.sequence_parallel:
+            latent = scatter_to_sequence_parallel_region(latent, group=self.tp)
+        step, _ = self.decay_up(latent)
+        rows: Tensor = step[:, 0]
+        return rows
+
+    def _log_decay(self, step: Tensor) -> Tensor:
+        """Log decays, [R, HV, K] for kda, [R, HV] for gdn; see `ReferenceConfig.least_gate`."""
+        step, rate = widen(step) + self.dt_bias, self.a_log.exp()
+        if self.shape.rule == "kda":
+            step, rate = step.reshape(len(step), self.value_heads, -1), rate[:, None]
+        if self.shape.least_gate is None:
+            return -rate * softplus(step)
+        return self.shape.least_gate * torch.sigmoid(rate * step)
+
+    def _normed(self, mixed: Tensor) -> Tensor:
+        """Norm of each head, in float32 or wider; all ranks have its weight, each a part of its gradient."""
+        weight = widen(copy_to_tensor_model_parallel_region(self.norm, group=self.tp))
+        return rms_norm(widen(mixed), weight.shape, weight, self.config.layernorm_epsilon)

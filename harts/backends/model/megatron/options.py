@@ -1,0 +1,179 @@
+"""Megatron's own configuration of a model, and what in it compact rows cannot have."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch.nn.functional import silu
+
+from harts.backends.model.megatron.config import MegatronConfig
+from harts.backends.model.norm import EPSILON
+from harts.errors import ConfigError
+
+ONE_OUTCOME = "a shared row has one outcome, trajectories would each draw their own"
+GRAPH = "a graph keeps the plan of the microbatch that it was captured with"
+BY_PARTS = "runs parts of a layer by themselves, where routers have no multiplicities"
+LOAD = "what happens to a row depends on how many rows there are, which sharing changes"
+SEEN = "what a row sees is the plan's matter alone"
+QUANTISED = "scales are of all rows together, so a shared row is not what it is in its trajectory"
+
+REFUSED: dict[str, str] = {
+    "hidden_dropout": ONE_OUTCOME,
+    "attention_dropout": ONE_OUTCOME,
+    "moe_input_jitter_eps": ONE_OUTCOME,
+    "moe_router_force_load_balancing": ONE_OUTCOME,
+    "moe_router_force_biased": ONE_OUTCOME,
+    "enable_cuda_graph": GRAPH,
+    "external_cuda_graph": GRAPH,
+    "cuda_graph_impl": GRAPH,
+    "overlap_moe_expert_parallel_comm": BY_PARTS,
+    "delay_wgrad_compute": BY_PARTS,
+    "moe_router_fusion": "fused router losses do not know multiplicities",
+    "moe_expert_capacity_factor": LOAD,
+    "moe_pad_expert_input_to_capacity": LOAD,
+    "moe_router_padding_for_fp8": LOAD,
+    "moe_router_padding_for_quantization": LOAD,
+    "moe_enable_routing_replay": "recorded choices are in the order of other rows",
+    "mtp_num_layers": "a row at a fork has several next tokens",
+    "virtual_pipeline_model_parallel_size": "interleaved schedules are not served",
+    "window_size": SEEN,
+    "qk_clip": "backends of full attention do not tell their largest score",
+    "log_max_attention_logit": "backends of full attention do not tell their largest score",
+    "apply_rope_fusion": "fused kernels rotate by the place of a row in the batch",
+    "fp8": QUANTISED,
+    "fp4": QUANTISED,
+    "experimental_attention_variant": "it replaces the attention of layers",
+    "heterogeneous_block_specs": "it replaces the attention of layers",
+}
+"""Options that would change results silently, and why."""
+
+ONLY: dict[str, tuple[tuple[str, ...], str]] = {
+    "moe_router_load_balancing_type": (("none",), "the router's losses are those of semantic positions"),
+    "softmax_type": (("vanilla",), "backends of full attention have no sink"),
+    "rope_type": (("rope",), "others are not served"),
+}
+"""Options that have to have one of some values, and why."""
+
+OFF = (None, False, 0, "none")
+
+
+def refusals(options: Any) -> list[str]:
+    """Why a configuration of Megatron cannot run on compact rows, an entry each.
+
+    Args:
+        options: a `TransformerConfig`.
+    """
+    found = [
+        f"{name} is {getattr(options, name)}: {why}"
+        for name, why in REFUSED.items()
+        if getattr(options, name, None) not in OFF
+    ]
+    for name, (allowed, why) in ONLY.items():
+        value = getattr(options, name, allowed[0])
+        if value not in allowed:
+            found.append(f"{name} is {value}, served is {' or '.join(allowed)}: {why}")
+    if options.recompute_granularity == "selective" and "moe" in (options.recompute_modules or ()):
+        found.append(f"recompute_modules has moe: it {BY_PARTS}")
+    return found
+
+
+def transformer_config(config: MegatronConfig) -> Any:
+    """Megatron's configuration of a model.
+
+    Raises:
+        ConfigError: an override is unknown, belongs to another field, is refused, or Megatron does not take it.
+    """
+    cls = MLATransformerConfig if config.attention == "mla" else TransformerConfig
+    own, known = _own(config), {each.name for each in fields(cls)}
+    faults = [f"{cls.__name__} has no {name}" for name in sorted(set(config.overrides) - known)]
+    faults += [
+        f"{name} follows from this configuration's own fields" for name in sorted(set(config.overrides) & set(own))
+    ]
+    if faults:
+        raise ConfigError("\n".join(f"model: overrides: {fault}" for fault in faults))
+    try:
+        made = cls(**(_defaults() | own | config.overrides))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(f"model: overrides: {cls.__name__}: {' '.join(str(error).split())}") from error
+    refused = refusals(made)
+    if refused:
+        raise ConfigError("\n".join(f"model: overrides: {reason}" for reason in refused))
+    return made
+
+
+def _defaults() -> dict[str, Any]:
+    """What overrides may change: nothing random, nothing that needs extensions in CUDA."""
+    return {
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "layernorm_epsilon": EPSILON,
+        "gradient_accumulation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _own(config: MegatronConfig) -> dict[str, Any]:
+    """What follows from the fields of this configuration, and what compact rows need."""
+    return {
+        "num_layers": config.layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.heads,
+        "ffn_hidden_size": config.intermediate_size,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": silu,
+        "add_bias_linear": False,
+        "init_method_std": config.init_std,
+        "params_dtype": config.torch_dtype,
+        "bf16": config.dtype == "bfloat16",
+        "use_cpu_initialization": True,
+        "moe_router_load_balancing_type": "none",  # losses come with the statistics
+        **_attention(config),
+        **_experts(config),
+        **_recompute(config),
+    }
+
+
+def _attention(config: MegatronConfig) -> dict[str, Any]:
+    if config.attention == "gqa":
+        return {"num_query_groups": config.kv_heads, "kv_channels": config.head_dim}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": config.q_rank,
+        "kv_lora_rank": config.kv_rank,
+        "qk_head_dim": config.nope_dim,
+        "qk_pos_emb_head_dim": config.rope_dim,
+        "v_head_dim": config.value_dim,
+        "qk_layernorm": True,
+        "rope_type": "rope",
+        "rotary_base": config.rope_theta,
+    }
+
+
+def _experts(config: MegatronConfig) -> dict[str, Any]:
+    if config.moe is None:
+        return {}
+    return {
+        "num_moe_experts": config.moe.experts,
+        "moe_router_topk": config.moe.top_k,
+        "moe_ffn_hidden_size": config.moe.intermediate_size,
+        "moe_shared_expert_intermediate_size": config.moe.shared_intermediate_size or None,
+        "moe_router_score_function": config.moe.scoring,
+        "moe_router_pre_softmax": config.moe.scoring == "softmax" and config.moe.top_k == 1,
+        "moe_router_enable_expert_bias": config.moe.expert_bias_rate > 0,
+        "moe_router_bias_update_rate": config.moe.expert_bias_rate,
+        "moe_aux_loss_coeff": 0.0,
+        "moe_z_loss_coeff": None,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": False,
+    }
+
+
+def _recompute(config: MegatronConfig) -> dict[str, Any]:
+    if config.recompute == "none":
+        return {}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

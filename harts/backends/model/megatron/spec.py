@@ -1,0 +1,103 @@
+"""Which classes the layers of a hybrid model are built from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+
+from harts.backends.model.megatron.config import MegatronConfig
+from harts.backends.model.megatron.core_attention import TreeCoreAttention
+from harts.backends.model.megatron.layer import TreeLayer, TreeMla
+from harts.backends.model.megatron.linear_attention import LinearShape, LinearSubmodules, TreeLinearAttention
+from harts.backends.model.megatron.norm import RmsNorm
+from harts.backends.model.megatron.router import TreeRouter
+
+
+def block_spec(config: MegatronConfig) -> TransformerBlockSubmodules:
+    """All layers of a model, in order."""
+    return TransformerBlockSubmodules(
+        layer_specs=[_layer(config, index) for index in range(config.layers)], layer_norm=RmsNorm
+    )
+
+
+def _layer(config: MegatronConfig, index: int) -> ModuleSpec:
+    kinds = {"K": linear_attention, "A": full_attention}
+    dense = config.moe is None or index < config.moe.dense_layers
+    return ModuleSpec(
+        module=TreeLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RmsNorm,
+            self_attention=kinds[config.kinds[index]](config),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RmsNorm,
+            mlp=_dense() if dense else _experts(config),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def linear_attention(config: MegatronConfig) -> ModuleSpec:
+    """`self_attention` of a K layer."""
+    shape = LinearShape(
+        rule=config.rule,
+        heads=config.linear_heads,
+        value_heads=config.linear_value_heads,
+        key_dim=config.linear_key_dim,
+        value_dim=config.linear_value_dim,
+        conv_width=config.conv_width,
+        least_gate=config.least_gate,
+    )
+    submodules = LinearSubmodules(column=ColumnParallelLinear, row=RowParallelLinear)
+    return ModuleSpec(module=TreeLinearAttention, params={"shape": shape}, submodules=submodules)
+
+
+def full_attention(config: MegatronConfig) -> ModuleSpec:
+    """`self_attention` of an A layer: Megatron's own around `TreeCoreAttention`."""
+    causal = {"attn_mask_type": AttnMaskType.causal}
+    if config.attention == "mla":
+        latent = MLASelfAttentionSubmodules(
+            linear_q_proj=ColumnParallelLinear,
+            linear_q_down_proj=ColumnParallelLinear,
+            linear_q_up_proj=ColumnParallelLinear,
+            linear_kv_down_proj=ColumnParallelLinear,
+            linear_kv_up_proj=ColumnParallelLinear,
+            core_attention=TreeCoreAttention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=RmsNorm,
+            kv_layernorm=RmsNorm,
+        )
+        return ModuleSpec(module=TreeMla, params=causal, submodules=latent)
+    grouped = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=TreeCoreAttention,
+        linear_proj=RowParallelLinear,
+        q_layernorm=IdentityOp,
+        k_layernorm=IdentityOp,
+    )
+    return ModuleSpec(module=SelfAttention, params=causal, submodules=grouped)
+
+
+def _dense() -> Any:
+    return get_gpt_layer_local_spec().submodules.mlp
+
+
+def _experts(config: MegatronConfig) -> Any:
+    """Megatron's own layer of experts with another router. From 0.17 on it is a partial instead of a spec."""
+    assert config.moe is not None
+    stock = get_gpt_layer_local_spec(num_experts=config.moe.experts, moe_grouped_gemm=False).submodules.mlp
+    if isinstance(stock, ModuleSpec):
+        return replace(stock, submodules=replace(stock.submodules, router=TreeRouter))
+    given = stock.keywords | {"submodules": replace(stock.keywords["submodules"], router=TreeRouter)}
+    return partial(stock.func, *stock.args, **given)

@@ -1,0 +1,198 @@
+"""What the model backend `megatron` builds, refuses and trains."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from harts.backends.model.megatron.backend import MegatronModel
+from harts.errors import BackendError, ConfigError, InputError
+from tests.backends.model.megatron.runs import (
+    BIASED,
+    GQA,
+    MLA,
+    MOE,
+    compact,
+    config,
+    errors,
+    forest,
+    gradients,
+    planned_loss,
+    tensors,
+    tiny,
+)
+
+ROOT = Path(__file__).resolve().parents[4]
+
+REFUSED: dict[str, Any] = {
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "moe_input_jitter_eps": 0.01,
+    "moe_router_force_load_balancing": True,
+    "moe_expert_capacity_factor": 1.0,
+    "moe_enable_routing_replay": True,
+    "mtp_num_layers": 1,
+    "window_size": (4, 0),
+    "softmax_type": "learnable",
+    "log_max_attention_logit": True,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_that_change_results_silently_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model: overrides: .*{name}"):
+        tiny(moe=MOE, overrides={name: REFUSED[name]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_router_load_balancing_type", "sinkhorn"),
+        ("moe_router_load_balancing_type", ["aux_loss", "seq_aux_loss"]),
+        ("moe_router_fusion", True),
+        ("overlap_moe_expert_parallel_comm", True),
+        ("delay_wgrad_compute", True),
+        ("cuda_graph_impl", "local"),
+        ("apply_rope_fusion", True),
+        ("fp8", "hybrid"),
+        ("rope_type", "yarn"),
+        ("virtual_pipeline_model_parallel_size", 2),
+        ("experimental_attention_variant", "dsa"),
+    ],
+)
+def test_refusals_name_what_megatron_itself_would_take(name: str, value: object) -> None:
+    from harts.backends.model.megatron.options import refusals, transformer_config
+
+    options = transformer_config(config(**MLA, moe=MOE))
+    assert refusals(options) == []
+    setattr(options, name, value)
+    assert [reason.split(" is ")[0] for reason in refusals(options)] == [name]
+
+
+def test_recomputation_of_experts_alone_is_refused() -> None:
+    selective = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+    with pytest.raises(ConfigError, match=r"recompute_modules has moe: .*routers have no multiplicities"):
+        tiny(moe=MOE, overrides=selective)
+
+
+def test_overrides_are_checked() -> None:
+    with pytest.raises(ConfigError, match="TransformerConfig has no hidden_sizes"):
+        tiny(overrides={"hidden_sizes": 3})
+    with pytest.raises(ConfigError, match="hidden_size follows from this configuration's own fields"):
+        tiny(overrides={"hidden_size": 3})
+    with pytest.raises(ConfigError, match=r"overrides: MLATransformerConfig: .*moe_router_num_groups"):
+        tiny(**MLA, moe=MOE, overrides={"moe_router_group_topk": 1, "moe_router_num_groups": 3})
+    assert tiny(overrides={"layernorm_epsilon": 1e-3}).module.config.layernorm_epsilon == 1e-3
+
+
+def test_configurations_are_checked() -> None:
+    with pytest.raises(ValidationError, match="expert_bias_rate is for scoring sigmoid"):
+        config(moe={**MOE, "expert_bias_rate": 0.1})
+    with pytest.raises(ValidationError, match="dtype"):
+        config(dtype="float64")
+
+
+def test_a_router_outside_its_layer_is_refused() -> None:
+    model = tiny(moe=MOE)
+    mlp = model.module.decoder.layers[1].mlp
+    with pytest.raises(BackendError, match="layer 2: its router runs outside the layer's forward pass"):
+        mlp.router(torch.zeros(5, 1, 16))
+
+
+def test_layers_without_a_plan_are_refused() -> None:
+    model, ids = tiny(), torch.tensor([[1, 2, 3]])
+    with pytest.raises(BackendError, match="layer 1: its linear attention is called without a plan"):
+        model.module(ids, torch.arange(3)[None], None)
+    with pytest.raises(BackendError, match="layer 1: its full attention is called without a plan"):
+        tiny(pattern="A").module(ids, torch.arange(3)[None], None)
+
+
+def test_a_layer_that_did_not_run_on_the_plan_is_named() -> None:
+    model = tiny(pattern="A", layers=2)
+    core = model.module.decoder.layers[1].self_attention.core_attention
+    core.forward = lambda query, *_, **__: query.flatten(1)
+    with pytest.raises(BackendError, match=r"did not run on compact rows: 2 \(full\)$"):
+        model.forward(tensors(compact(forest(0))))
+
+
+def test_unknown_tokens_are_refused() -> None:
+    plan = tensors(compact(forest(0)))
+    with pytest.raises(InputError, match="is token 99, but the model's vocab_size is 24"):
+        tiny().forward(replace(plan, input_ids=plan.input_ids.clone().fill_(99)))
+
+
+def test_without_megatron_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harts.backends.model.megatron.run", None)
+    with pytest.raises(BackendError, match=r"models: megatron: cannot be imported .* pip install 'harts\[megatron\]'"):
+        tiny()
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> int:
+        raise RuntimeError("no NVIDIA driver\nmore")
+
+    monkeypatch.setattr(torch.cuda, "current_device", absent)
+    with pytest.raises(BackendError, match=r"models: megatron: needs a GPU: no NVIDIA driver$"):
+        tiny()
+
+
+def test_one_seed_gives_one_model_and_leaves_torchs_random_state_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, second, other = tiny(moe=BIASED), tiny(moe=BIASED), tiny(moe=BIASED, seed=8)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, each in first.module.named_parameters():
+        assert torch.equal(each, dict(second.module.named_parameters())[name]), name
+    assert not torch.equal(first.head_weight(), other.head_weight())
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA])
+def test_positions_taken_from_rows_are_noticed(attention: dict[str, Any]) -> None:
+    model, paths = tiny(pattern="A", **attention), forest(0)
+    layout = compact(paths)
+    by_row = replace(tensors(layout), position_ids=torch.arange(len(layout.input_ids)))
+    wrong, right = (gradients(model.module, planned_loss(model, layout, paths, plan)) for plan in (by_row, None))
+    assert max(errors(wrong, right).values()) > 1e-2
+
+
+def test_the_selection_bias_moves_against_the_load() -> None:
+    model = tiny(moe=BIASED)
+    routers = [layer.mlp.router for layer in model.module.decoder.layers]
+    before = [router.expert_bias.clone() for router in routers]
+    load = torch.tensor([[4.0, 0.0, 2.0, 1.0, 3.0]]).repeat(4, 1)
+    model.update_expert_bias(load.double())
+    for router, old in zip(routers, before, strict=True):
+        torch.testing.assert_close(router.expert_bias - old, torch.tensor([-0.01, 0.01, 0.0, 0.01, -0.01]))
+    with pytest.raises(BackendError, match=r"expert_load: has shape \(3, 5\), the model's experts are \(4, 5\)"):
+        model.update_expert_bias(load[:3])
+
+
+def test_without_a_rate_there_is_no_selection_bias() -> None:
+    model = tiny(moe=MOE)
+    model.update_expert_bias(torch.ones(4, 5))
+    assert all(layer.mlp.router.expert_bias is None for layer in model.module.decoder.layers)
+
+
+def test_its_need_is_known_before_it_is_built() -> None:
+    model = tiny(**MLA)
+    assert model.need(4) == MegatronModel.need_of(model.config, 4, "cpu")
+    assert model.need(4).full_head_dims == (8, 5)
+
+
+def test_a_run_trains_and_holds_against_flat(call: Callable[..., tuple[int, str, str]]) -> None:
+    chosen = ["model.type=megatron", "model.dtype=float32", "model.recompute=full", "ingest.limit=6"]
+    words = [word for each in chosen for word in ("--set", each)]
+    code, out, err = call("run", ROOT / "pipelines" / "quickstart.yaml", *words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["comparison"]["faults"] == []
+    assert found["comparison"]["tolerance"] == 1e-4
+    assert all(each["gradient_norm"] > 0 for each in found["train"])
