@@ -74,6 +74,7 @@ class MegatronModel(Model):
             for router, load in zip(routers, expert_load, strict=True):
                 step = self.config.moe.expert_bias_rate * torch.sign(load.mean() - load)
                 router.expert_bias += step.to(router.expert_bias.dtype)
+                router.local_tokens_per_expert.zero_()  # counted for loops of Megatron
 
 
 def _megatron() -> Any:

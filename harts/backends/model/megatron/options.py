@@ -50,7 +50,10 @@ REFUSED: dict[str, str] = {
 """Options that would change results silently, and why."""
 
 ONLY: dict[str, tuple[tuple[str, ...], str]] = {
-    "moe_router_load_balancing_type": (("none",), "the router's losses are those of semantic positions"),
+    "moe_router_load_balancing_type": (
+        ("none", "aux_loss", "global_aux_loss"),
+        "plans do not tell which rows are one trajectory's, nor do others balance by multiplicities",
+    ),
     "softmax_type": (("vanilla",), "backends of full attention have no sink"),
     "rope_type": (("rope",), "others are not served"),
 }
@@ -72,7 +75,7 @@ def refusals(options: Any) -> list[str]:
     ]
     for name, (allowed, why) in ONLY.items():
         value = getattr(options, name, allowed[0])
-        if value not in allowed:
+        if not set(value if isinstance(value, list) else [value]) <= set(allowed):
             found.append(f"{name} is {value}, served is {' or '.join(allowed)}: {why}")
     if options.recompute_granularity == "selective" and "moe" in (options.recompute_modules or ()):
         found.append(f"recompute_modules has moe: it {BY_PARTS}")

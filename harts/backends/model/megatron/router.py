@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from megatron.core.transformer.moe.moe_utils import compute_routing_scores_for_aux_loss
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
@@ -23,7 +24,11 @@ OUTSIDE = object()
 
 
 class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
-    """Megatron hands no plan to it: its layer says in which call it runs."""
+    """Megatron hands no plan to it: its layer says in which call it runs.
+
+    Statistics come back with the call. Losses that Megatron's configuration has coefficients for, and the counts by
+    which Megatron moves the selection bias, are weighted as well: they serve training loops of Megatron.
+    """
 
     call: Any = OUTSIDE
 
@@ -63,3 +68,45 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
         found = statistics(rows, Routing(scores.topk(self.topk, dim=1).indices, probs, scores), q)
         found = found._replace(load=q.to(rows.dtype) @ routing_map.to(rows.dtype))
         return attach(probs, found, self.layer_number, self.call), routing_map
+
+    def apply_z_loss(self, logits: Tensor, *given: Any, **others: Any) -> Tensor:
+        """Attach Megatron's z-loss, a mean over semantic positions, to logits [R, E]."""
+        if self.call is None:
+            stock: Tensor = super().apply_z_loss(logits, *given, **others)
+            return stock
+        coefficient = self.config.moe_z_loss_coeff
+        if not coefficient or not (self.training and torch.is_grad_enabled()):
+            return logits
+        q = self.call.plan.multiplicity
+        loss = coefficient * (q * widen(logits).logsumexp(-1).square()).sum() / q.sum()
+        attached: Tensor = self.attach_and_log_load_balancing_loss(
+            logits, coefficient, loss, "z_loss", self.tp_cp_group, valid_token_count=q.sum()
+        )
+        return attached
+
+    def _apply_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, **others: Any) -> Tensor:
+        attached: Tensor = super()._apply_aux_loss(probs, *self._counted(scores, routing_map, others), **others)
+        return attached
+
+    def _apply_global_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, **others: Any) -> Tensor:
+        attached: Tensor = super()._apply_global_aux_loss(probs, *self._counted(scores, routing_map, others), **others)
+        return attached
+
+    def _apply_seq_aux_loss(self, probs: Tensor, *given: Any, **others: Any) -> Tensor:
+        if self.call is not None and self.get_aux_loss_coeff("seq_aux_loss"):
+            raise BackendError(f"layer {self.layer_number}: seq_aux_loss: plans do not tell a trajectory's rows")
+        attached: Tensor = super()._apply_seq_aux_loss(probs, *given, **others)
+        return attached
+
+    def _apply_expert_bias(self, routing_map: Tensor, **others: Any) -> None:
+        if self.call is not None:
+            routing_map = routing_map * self.call.plan.multiplicity[:, None]
+        super()._apply_expert_bias(routing_map, **others)
+
+    def _counted(self, scores: Tensor, routing_map: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Scores and choices as often as they count. Under a padding mask Megatron counts choices instead of rows."""
+        if self.call is None:
+            return scores, routing_map
+        others["with_padding_mask"] = True
+        q = self.call.plan.multiplicity[:, None]
+        return scores * q, routing_map * q

@@ -56,13 +56,19 @@ class Scores(MegatronModule):
         return mixed.flatten(2)
 
 
-def stock(model: MegatronModel) -> Any:
-    """Megatron's model with the weights of ours and Megatron's own router losses."""
-    config = model.config
+def with_router_losses(config: MegatronConfig, balance: str) -> Any:
+    """Megatron's configuration of a model, with its own router losses."""
     made = options.transformer_config(config)
-    made.moe_router_load_balancing_type = "aux_loss"
+    made.moe_router_load_balancing_type = balance
     if config.moe is not None:
         made.moe_aux_loss_coeff, made.moe_z_loss_coeff = BALANCE, Z
+    return made
+
+
+def stock(model: MegatronModel, balance: str = "aux_loss") -> Any:
+    """Megatron's model with the weights of ours and Megatron's own router losses."""
+    config = model.config
+    made = with_router_losses(config, balance)
     layers = [_layer(config, index, (model.linear, model.full)) for index in range(config.layers)]
     norm = get_gpt_layer_local_spec(normalization="RMSNorm").submodules.input_layernorm
     theirs = GPTModel(
