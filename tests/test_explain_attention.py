@@ -123,7 +123,7 @@ def test_costs_are_those_counted_by_hand(told: Callable[..., dict[str, Any]]) ->
     assert report["useful"] == {"pairs": USEFUL, "flops": USEFUL * FLOPS_OF_A_PAIR}
     assert report["flat"] == {"pairs": FLAT, "flops": FLAT * FLOPS_OF_A_PAIR}
     whole = {"largest": KEYS * BYTES_OF_A_KEY, "sum": (KEYS + 5) * BYTES_OF_A_KEY}
-    shared = {name: KEYS * BYTES_OF_A_KEY for name in whole}  # the other microbatch is one trajectory: as it lies
+    shared = dict.fromkeys(whole, KEYS * BYTES_OF_A_KEY)  # the other microbatch is one trajectory: as it lies
     branches = 75 * 76 // 2 + 10 * 73 + 10 * 75 + 15  # what has ancestors is computed in full
     padded = {name: size * 48 // 40 for name, size in whole.items()}  # one head dim, 24
     wanted = {
