@@ -99,9 +99,11 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
         return attached
 
     def _apply_expert_bias(self, routing_map: Tensor, **others: Any) -> None:
-        if self.call is not None:
-            routing_map = routing_map * self.call.plan.multiplicity[:, None]
-        super()._apply_expert_bias(routing_map, **others)
+        if self.call is None:
+            super()._apply_expert_bias(routing_map, **others)
+        elif self.enable_expert_bias and torch.is_grad_enabled():  # once: recomputation comes with gradients
+            with torch.no_grad():
+                self.local_tokens_per_expert += self.call.plan.multiplicity @ routing_map.float()
 
     def _counted(self, scores: Tensor, routing_map: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Scores and choices as often as they count. Under a padding mask Megatron counts choices instead of rows."""

@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.core_attention import TreeCoreAttention
+from harts.backends.model.megatron.experts import GroupedExperts
 from harts.backends.model.megatron.layer import TreeLayer, TreeMla
 from harts.backends.model.megatron.linear_attention import LinearShape, LinearSubmodules, TreeLinearAttention
 from harts.backends.model.megatron.norm import RmsNorm
@@ -94,10 +95,11 @@ def _dense() -> Any:
 
 
 def _experts(config: MegatronConfig) -> Any:
-    """Megatron's own layer of experts with another router. From 0.17 on it is a partial instead of a spec."""
+    """Megatron's own layer of experts, with other parts. From 0.17 on it is a partial instead of a spec."""
+    parts = {"router": TreeRouter, "experts": GroupedExperts}
     assert config.moe is not None
     stock = get_gpt_layer_local_spec(num_experts=config.moe.experts, moe_grouped_gemm=False).submodules.mlp
     if isinstance(stock, ModuleSpec):
-        return replace(stock, submodules=replace(stock.submodules, router=TreeRouter))
-    given = stock.keywords | {"submodules": replace(stock.keywords["submodules"], router=TreeRouter)}
+        return replace(stock, submodules=replace(stock.submodules, **parts))
+    given = stock.keywords | {"submodules": replace(stock.keywords["submodules"], **parts)}
     return partial(stock.func, *stock.args, **given)

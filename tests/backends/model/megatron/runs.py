@@ -33,7 +33,7 @@ MLA: dict[str, Any] = {
     "rope_dim": 4,
     "value_dim": 5,
 }
-MOE: dict[str, Any] = {"experts": 5, "top_k": 2, "intermediate_size": 6}
+MOE: dict[str, Any] = {"experts": 5, "top_k": 2, "intermediate_size": 8}
 BIASED: dict[str, Any] = {**MOE, "scoring": "sigmoid", "expert_bias_rate": 0.01, "shared_intermediate_size": 8}
 
 
@@ -130,6 +130,19 @@ def gradients(module: Any, loss: Tensor) -> dict[str, Tensor]:
     loss.backward()
     named = dict(module.named_parameters())
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
+
+
+def one_by_one(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of experts as Megatron's sequence of experts has them."""
+    found = {}
+    for name, each in named.items():
+        if not name.endswith(("experts.gate_up", "experts.down")):
+            found[name] = each
+            continue
+        prefix, part = name.rsplit(".", 1)
+        linear = {"gate_up": "linear_fc1", "down": "linear_fc2"}[part]
+        found |= {f"{prefix}.local_experts.{e}.{linear}.weight": weight.T for e, weight in enumerate(each)}
+    return found
 
 
 def errors(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:

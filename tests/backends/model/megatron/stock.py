@@ -23,7 +23,7 @@ from harts.backends.model.megatron.backend import MegatronModel
 from harts.backends.model.megatron.call import tree_params
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.linear_attention import TreeLinearAttention
-from tests.backends.model.megatron.runs import BALANCE, Z, flat, policy_loss, tensors
+from tests.backends.model.megatron.runs import BALANCE, Z, flat, one_by_one, policy_loss, tensors
 from tests.parity.trees import Paths
 
 
@@ -80,7 +80,7 @@ def stock(model: MegatronModel, balance: str = "aux_loss") -> Any:
         rotary_base=config.rope_theta,
         share_embeddings_and_output_weights=False,
     )
-    theirs.load_state_dict(model.module.state_dict())
+    theirs.load_state_dict(one_by_one(model.module.state_dict()))
     model_parallel_cuda_manual_seed(1)  # its attention asks for the random state of dropout, used or not
     return theirs
 

@@ -93,6 +93,22 @@ def test_overrides_are_checked() -> None:
     assert tiny(overrides={"layernorm_epsilon": 1e-3}).module.config.layernorm_epsilon == 1e-3
 
 
+def test_experts_that_grouped_products_cannot_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="model: grouped experts: moe_ffn_hidden_size is 6, no multiple of 4"):
+        tiny(moe={**MOE, "intermediate_size": 6})
+    with pytest.raises(ConfigError, match=r"model: grouped experts: activation_func_clamp_value is 7.0"):
+        tiny(moe=MOE, overrides={"activation_func_clamp_value": 7.0})
+
+
+def test_experts_that_nobody_chose_have_zero_gradients() -> None:
+    model = tiny(moe={**MOE, "experts": 40})
+    paths = [[1, 2, 3]]
+    found = gradients(model.module, planned_loss(model, compact(paths), paths))
+    norms = found["decoder.layers.0.mlp.experts.gate_up"].flatten(1).norm(dim=1)
+    assert 0 < int((norms > 0).sum()) <= 6
+    assert bool(norms.isfinite().all())
+
+
 def test_configurations_are_checked() -> None:
     with pytest.raises(ValidationError, match="expert_bias_rate is for scoring sigmoid"):
         config(moe={**MOE, "expert_bias_rate": 0.1})

@@ -16,6 +16,7 @@ from tests.backends.model.megatron.runs import (
     SINGLE,
     compact,
     errors,
+    one_by_one,
     policy_loss,
     rectangle,
     tensors,
@@ -54,7 +55,7 @@ def _step(model: MegatronModel, native: Any, batches: list[Paths], ones: bool = 
         hidden = run(native, plan, model.linear, model.full, model.config.kinds).hidden
         logits = hidden @ native.output_layer.weight.T
         policy_loss([logits[rows] for rows in rows_by_trajectory(layout)], paths).backward()
-    return {name: each.grad for name, each in native.named_parameters()}
+    return one_by_one({name: each.grad for name, each in native.named_parameters()})
 
 
 def _stock_step(theirs: Any, batches: list[Paths]) -> dict[str, Tensor]:
@@ -62,7 +63,9 @@ def _stock_step(theirs: Any, batches: list[Paths]) -> dict[str, Tensor]:
 
     for paths in batches:
         stock_loss(theirs, paths).backward()
-    return {name: each.grad for name, each in theirs.named_parameters()}
+    # experts that no row came to have no gradient in Megatron's sequence of experts
+    grads = {name: (each, each.grad) for name, each in theirs.named_parameters()}
+    return {name: torch.zeros_like(each) if grad is None else grad for name, (each, grad) in grads.items()}
 
 
 def _counts(module: Any) -> list[Tensor]:
