@@ -177,7 +177,11 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         rows = len(qkv)
         by_head = short_conv(qkv, self.conv, plan).reshape(rows, self.heads, -1)
         q, k, v = torch.split(by_head, self.conv_sizes, dim=2)
-        return {"q": l2norm(q), "k": l2norm(k), "v": v.reshape(rows, self.value_heads, -1)}
+        return {
+            "q": l2norm(q.contiguous()),
+            "k": l2norm(k.contiguous()),
+            "v": v.reshape(rows, self.value_heads, -1).contiguous(),
+        }
 
     def _low_rank_step(self, hidden_states: Tensor) -> Tensor:
         """Decay logits of kda, [R, HV * K]."""

@@ -1,33 +1,32 @@
-"""These tests run where Megatron-core is installed and there is no GPU."""
+"""These tests run where Megatron-core is installed, on the host if there is no GPU."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
 
 
-def _reason() -> str | None:
+def _why_not(gpu: bool) -> str | None:
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         return "megatron-core is not installed: pip install 'harts[megatron]'"
-    import torch
-
-    return "these run on the host, and Megatron-core takes the GPU" if torch.cuda.is_available() else None
-
-
-REASON = _reason()
+    return "runs on the host, and Megatron-core takes the GPU" if ON_GPU and not gpu else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if REASON is not None and here in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=REASON))
+    for item in (each for each in items if here in each.path.parents):
+        reason = _why_not("gpu" in item.keywords)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def on_host() -> Iterator[None]:
-    if REASON is not None:
+    if ON_GPU or _why_not(gpu=False) is not None:
         yield
         return
     from tests.backends.model.megatron.cpu import patched

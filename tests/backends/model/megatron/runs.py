@@ -58,13 +58,17 @@ def config(**changes: Any) -> MegatronConfig:
 
 
 def tiny(**changes: Any) -> MegatronModel:
-    """A model over the two oracles whose norms and selection biases are not what they start at."""
-    model = MegatronModel(config(**changes), Naive(Naive.Config()), Sdpa(Sdpa.Config()))
+    """A scrambled model over the two oracles."""
+    return scrambled(MegatronModel(config(**changes), Naive(Naive.Config()), Sdpa(Sdpa.Config())))
+
+
+def scrambled(model: MegatronModel) -> MegatronModel:
+    """Move norms and selection biases from what they start at, which would hide whether they are used."""
     draw = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, each in model.module.state_dict().items():
             if isinstance(each, Tensor) and (each.dim() == 1 and "tokens_per_expert" not in name):
-                each.add_(0.1 * torch.randn(each.shape, generator=draw))
+                each.add_(0.1 * torch.randn(each.shape, generator=draw).to(each))
     return model
 
 
@@ -108,8 +112,12 @@ def policy_loss(logits: list[Tensor], paths: Paths) -> Tensor:
     draw = torch.Generator().manual_seed(5)
     loss = logits[0].new_zeros(())
     for of_path, path in zip(logits, paths, strict=True):
-        weight = torch.randn(len(path) - 1, generator=draw)
-        logprob = of_path[: len(path) - 1].log_softmax(-1).gather(1, torch.tensor(path[1:])[:, None])[:, 0]
+        weight = torch.randn(len(path) - 1, generator=draw).to(of_path)
+        logprob = (
+            of_path[: len(path) - 1]
+            .log_softmax(-1)
+            .gather(1, of_path.new_tensor(path[1:], dtype=torch.int64)[:, None])[:, 0]
+        )
         loss = loss + (weight * logprob).sum()
     return loss / sum(map(len, paths))
 
