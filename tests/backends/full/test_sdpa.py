@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harts.backends.base import Need
 from harts.backends.full.sdpa import Sdpa
 from harts.registry import resolve
 from harts.stages.base import StageConfig
 from tests.backends.full.forests import THREE_LEVELS, Branches, dense, random_branches, views_of, visibility
+from tests.backends.full.packed_fakes import need
 
 SHAPES = {
     "mha": (4, 4, 8, 8),
@@ -129,20 +129,6 @@ def test_views_list_what_is_seen(seed: int) -> None:
 
 
 def test_why_not_gives_every_reason() -> None:
-    def need(**changes: object) -> Need:
-        fields: dict[str, object] = {
-            "device": "cpu",
-            "dtype": torch.float64,
-            "rule": "kda",
-            "chunk_size": 4,
-            "conv_width": 4,
-            "linear_heads": (1, 1),
-            "linear_head_dims": (4, 4),
-            "full_heads": (4, 2),
-            "full_head_dims": (12, 8),
-        }
-        return Need(**(fields | changes))  # type: ignore[arg-type]
-
     backend = Sdpa(StageConfig())
     assert backend.why_not(need()) == []
     reasons = backend.why_not(need(dtype=torch.int32, full_heads=(4, 3), full_head_dims=(0, 8)))
