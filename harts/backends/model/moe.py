@@ -15,6 +15,7 @@ from harts.backends.model.config import MoeConfig, ReferenceConfig
 from harts.backends.model.mlp import Experts, Mlp
 from harts.backends.model.norm import widen
 from harts.backends.model.parameters import Projection
+from harts.errors import BackendError
 
 
 class RouterStatistics(NamedTuple):
@@ -77,6 +78,29 @@ def statistics(logits: Tensor, routing: Routing, multiplicity: Tensor) -> Router
     return RouterStatistics(z, experts * (fraction * mass).sum(), load)
 
 
+def check_load(expert_load: Tensor, layers: int, experts: int) -> None:
+    """Check loads of the whole step, [layers with experts, E].
+
+    Raises:
+        BackendError: the shape is not that of the model's experts.
+    """
+    got, wanted = tuple(expert_load.shape), (layers, experts)
+    if got != wanted:
+        raise BackendError(f"expert_load: has shape {got}, the model's experts are {wanted}")
+
+
+def move_bias(bias: Tensor, load: Tensor, rate: float) -> None:
+    """Move a layer's selection bias in place: bias += rate * sign(mean load - load).
+
+    Args:
+        bias: [E].
+        load: q_c-weighted assignments over the whole step, [E].
+        rate: in units of a score.
+    """
+    with torch.no_grad():
+        bias += (rate * torch.sign(load.mean() - load)).to(bias.dtype)
+
+
 class MoeLayer(nn.Module):
     """Router, routed experts and the shared expert. No token is dropped."""
 
@@ -101,8 +125,3 @@ class MoeLayer(nn.Module):
         if self.shared is not None:
             out = out + self.shared(x)
         return out, statistics(logits, routing, multiplicity)
-
-    def move_bias(self, load: Tensor) -> None:
-        """Bias += rate * sign(mean load - load), load of the whole step, [E]."""
-        with torch.no_grad():
-            self.expert_bias += self.config.expert_bias_rate * torch.sign(load.mean() - load)

@@ -12,11 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutput, Need
 from harts.backends.model.block import Hybrid
 from harts.backends.model.config import ReferenceConfig
-from harts.backends.model.moe import RouterStatistics
+from harts.backends.model.moe import RouterStatistics, check_load, move_bias
 from harts.backends.model.parameters import Draw, initialise
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
-from harts.errors import BackendError
 
 
 class Reference(Model):
@@ -95,8 +94,6 @@ class Reference(Model):
         """
         layers = self.module.moe_layers
         experts = self.config.moe.experts if self.config.moe else 0
-        if tuple(expert_load.shape) != (len(layers), experts):
-            got = tuple(expert_load.shape)
-            raise BackendError(f"expert_load: has shape {got}, the model's experts are {(len(layers), experts)}")
+        check_load(expert_load, len(layers), experts)
         for layer, load in zip(layers, expert_load, strict=True):
-            layer.move_bias(load)
+            move_bias(layer.expert_bias, load, layer.config.expert_bias_rate)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from harts.backends.linear.dtypes import wide_dtype
 from harts.ir.base import Int64
 from harts.stages.restore.cells import Group, group_predictions
 from harts.stages.restore.labels import Predictions
-from harts.stages.restore.products import accumulate_dtype, operand, product
+from harts.stages.restore.products import operand, product
 
 
 def mapped_logprobs(
@@ -47,7 +48,7 @@ class _Mapped(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         ctx.wanted, ctx.rows_per_block = wanted, rows_per_block
         cells = group_predictions(wanted, rows_per_block, hidden.device)
-        dtype = accumulate_dtype(hidden, weight)
+        dtype = wide_dtype(hidden, weight)
         head = operand(weight, hidden)
         by_cell = hidden.new_empty(len(cells.cell_length), dtype=dtype)
         by_distribution = hidden.new_empty(len(cells.distribution_length) if entropy else 0, dtype=dtype)
@@ -72,7 +73,7 @@ class _Mapped(torch.autograd.Function):
         spread = None if d_entropy is None else cells.collect(d_entropy, cells.distribution_length)
         head = operand(weight, hidden)
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        d_head = torch.zeros_like(head, dtype=accumulate_dtype(hidden, weight)) if ctx.needs_input_grad[1] else None
+        d_head = torch.zeros_like(head, dtype=wide_dtype(hidden, weight)) if ctx.needs_input_grad[1] else None
         for block in cells.blocks:
             rows_bh = operand(hidden[block.rows], weight)
             logits_bV = product(rows_bh, head.T)

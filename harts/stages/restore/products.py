@@ -5,18 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def accumulate_dtype(*operands: Tensor) -> torch.dtype:
-    """float32, or wider if an operand is."""
-    dtype = torch.float32
-    for each in operands:
-        dtype = torch.promote_types(dtype, each.dtype)
-    return dtype
+from harts.backends.linear.dtypes import wide_dtype
 
 
 def operand(x: Tensor, *others: Tensor) -> Tensor:
     """What a product with others takes of x: as it is where a GPU multiplies 16-bit numbers, else in the wide dtype."""
-    return x if _native(x, *others) else x.to(accumulate_dtype(x, *others))
+    return x if _native(x, *others) else x.to(wide_dtype(x, *others))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

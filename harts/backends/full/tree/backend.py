@@ -7,13 +7,11 @@ from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import backward_flops, forward_flops
+from harts.backends.full.flash_attention_4 import HOPPER, MODULE
 from harts.backends.full.packed import capability, import_faults, machine_faults, shape_faults
 from harts.backends.full.probe import probe_faults
 from harts.backends.full.tree.plan import TILE_QUERIES, TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
-
-HOPPER = 9
-"""Major compute capability."""
 
 
 class Tree(FullAttention):
@@ -32,7 +30,7 @@ class Tree(FullAttention):
         if has is not None and has[0] != HOPPER:
             found.append(f"its tiles are those of compute capability 9.0, {need.device} has {has[0]}.{has[1]}")
         if has is not None:
-            found += import_faults("flash_attn.cute.interface", "fa4")
+            found += import_faults(MODULE, "fa4")
         (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
         if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
             dims = f"head dims {need.full_head_dims} (query/key, value)"

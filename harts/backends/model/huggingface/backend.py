@@ -16,6 +16,7 @@ from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
 from harts.backends.model.huggingface.hooks import install, routers_of
 from harts.backends.model.huggingface.wide import precision, recomputation
+from harts.backends.model.moe import check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
@@ -132,16 +133,12 @@ class HuggingFace(Model):
             BackendError: the shape is not that of this model's experts.
         """
         routers = [router for _, router in routers_of(self.module, self.family)]
-        got, wanted = tuple(expert_load.shape), (len(routers), routers[0].num_experts if routers else 0)
-        if got != wanted:
-            raise BackendError(f"expert_load: has shape {got}, the model's experts are {wanted}")
+        check_load(expert_load, len(routers), routers[0].num_experts if routers else 0)
         name = None if self.family.router is None else self.family.router.bias
         if name is None or not self.config.expert_bias_rate:
             return
-        with torch.no_grad():
-            for router, load in zip(routers, expert_load, strict=True):
-                bias = getattr(router, name)
-                bias += self.config.expert_bias_rate * torch.sign(load.mean() - load).to(bias.dtype)
+        for router, load in zip(routers, expert_load, strict=True):
+            move_bias(getattr(router, name), load, self.config.expert_bias_rate)
 
 
 def checked(module: Any, config: HuggingFaceConfig, device: str) -> Any:

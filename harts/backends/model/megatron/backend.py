@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutput, Need
 from harts.backends.model.megatron.config import MegatronConfig
+from harts.backends.model.moe import check_load, move_bias
 from harts.backends.model.reference import Reference
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
@@ -65,16 +65,13 @@ class MegatronModel(Model):
             BackendError: the shape is not that of this model's experts.
         """
         routers = self.megatron.routers_of(self.module).values()
-        got, wanted = tuple(expert_load.shape), (len(routers), self.config.moe.experts if self.config.moe else 0)
-        if got != wanted:
-            raise BackendError(f"expert_load: has shape {got}, the model's experts are {wanted}")
-        if self.config.moe is None or not self.config.moe.expert_bias_rate:
+        moe = self.config.moe
+        check_load(expert_load, len(routers), moe.experts if moe else 0)
+        if moe is None or not moe.expert_bias_rate:
             return
-        with torch.no_grad():
-            for router, load in zip(routers, expert_load, strict=True):
-                step = self.config.moe.expert_bias_rate * torch.sign(load.mean() - load)
-                router.expert_bias += step.to(router.expert_bias.dtype)
-                router.local_tokens_per_expert.zero_()  # counted for loops of Megatron
+        for router, load in zip(routers, expert_load, strict=True):
+            move_bias(router.expert_bias, load, moe.expert_bias_rate)
+            router.local_tokens_per_expert.zero_()  # counted for loops of Megatron
 
 
 def _megatron() -> Any:
