@@ -20,6 +20,7 @@ from harts.backends.full.costs import expanded_bytes, pass_flops
 from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
 from harts.backends.full.probe import probe_faults
+from harts.backends.full.shapes import head_faults
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import expand_runs
 
@@ -183,15 +184,9 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 def shape_faults(need: Need) -> list[str]:
     """Reasons in dtype, heads and head dims that hold for every packed kernel."""
-    heads, groups = need.full_heads
-    found = []
-    if need.dtype not in DTYPES:
-        found.append(f"the dtype {need.dtype} is not one of {', '.join(map(str, DTYPES))}")
-    if min(heads, groups) < 1 or heads % groups:
-        found.append(f"{heads} query heads are not a positive multiple of {groups} key/value heads")
-    if min(need.full_head_dims) < 1:
-        found.append(f"head dims {need.full_head_dims} (query/key, value) must be at least 1")
-    return found
+    if need.dtype in DTYPES:
+        return head_faults(need)
+    return [f"the dtype {need.dtype} is not one of {', '.join(map(str, DTYPES))}", *head_faults(need)]
 
 
 def capability(device: str) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import expanded_bytes, pass_flops
+from harts.backends.full.shapes import head_faults
 from harts.backends.plan_tensors import AttentionViews
 
 
@@ -25,15 +26,9 @@ class Sdpa(FullAttention):
 
     def why_not(self, need: Need) -> list[str]:
         """Every reason why torch's attention cannot serve."""
-        reasons = []
-        heads, groups = need.full_heads
-        if not need.dtype.is_floating_point:
-            reasons.append(f"dtype is {need.dtype}; softmax attention needs a floating-point one")
-        if min(heads, groups) < 1 or heads % groups:
-            reasons.append(f"{heads} query heads are not a positive multiple of {groups} key/value heads")
-        if min(need.full_head_dims) < 1:
-            reasons.append(f"head dims {need.full_head_dims} (query/key, value) must be at least 1")
-        return reasons
+        if need.dtype.is_floating_point:
+            return head_faults(need)
+        return [f"dtype is {need.dtype}; softmax attention needs a floating-point one", *head_faults(need)]
 
     def deterministic(self, need: Need) -> bool:
         """On a CPU; gradients of gathered rows are summed in any order elsewhere."""

@@ -54,7 +54,7 @@ class TransformerEngine(Expanding):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._modules: dict[tuple[int, int, int, int, float], Any] = {}
+        self._modules: dict[tuple[int, int, int, int, float, bool], Any] = {}
 
     def _faults(self, need: Need) -> list[str]:
         found = machine_faults(need, (9, 0)) + import_faults(MODULE, "te")
