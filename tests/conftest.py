@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from harts import registry
+
 if find_spec("torch") is not None:  # a planning-only install has none
     import torch
 
@@ -21,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     conformance.addoption("--device", default="cpu", help="where it runs (cpu)")
     conformance.addoption("--dtype", default="float64", choices=DTYPES, help="of q, k and v (float64)")
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts from what the code gives")
+
+
+@pytest.fixture(autouse=True)
+def names_added_by_a_test_end_with_it(monkeypatch):
+    """Others list what is registered."""
+    monkeypatch.setattr(registry, "_added", {kind: dict(names) for kind, names in registry._added.items()})
 
 
 @pytest.fixture
