@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.linear.dtypes import wide_dtype
 from harts.ir import CompactLayout
 from harts.ir.base import Int64
 from harts.pipeline import Pipeline
-from harts.stages.restore.mapped_logprobs import accumulate_dtype
 from harts.train.check import TOLERANCE
 from step_bench.passes import weighted
 from step_bench.steps import Cut, Side
@@ -101,7 +101,7 @@ def execute(pipeline: Pipeline, side: Side, sample: Sample, *, backward: bool = 
 
 
 def _logits(hidden: Tensor, head: Tensor, rows: Int64) -> Tensor:
-    dtype = accumulate_dtype(hidden, head)
+    dtype = wide_dtype(hidden, head)
     picked = hidden[torch.from_numpy(rows).to(hidden.device)]
     return (picked.to(dtype) @ head.to(dtype).T).cpu()
 
