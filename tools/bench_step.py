@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         loaded = load(given.model, _overrides(given), given.layers)
         progress.tell(f"building {given.model}")
-        vocabulary = loaded.pipeline.env.model.head_weight().shape[0]
+        vocabulary = loaded.pipeline.env.model.vocabulary
         for name in given.workloads:
             try:
                 found = _measured(name, loaded, vocabulary, given, progress)

@@ -16,6 +16,7 @@ from torch import Tensor
 from harts.backends.linear.inputs import delta_inputs
 from harts.backends.linear.rounds import run_rounds
 from harts.backends.plan_tensors import AttentionViews, PackedCall, PlanTensors
+from harts.backends.split import Split
 from harts.schema import StageConfig
 
 Rule = Literal["kda", "gdn"]
@@ -176,6 +177,8 @@ class Model(Backend, ABC):
 
     module: torch.nn.Module
     """Owner of all parameters."""
+    split: Split = Split()
+    """What of a step this process computes: everything, unless a model says otherwise."""
     takes_module: ClassVar[bool] = False
     """Whether it can run a module of the caller's: `cls(config, linear, full, device, module)`."""
 
@@ -199,7 +202,12 @@ class Model(Backend, ABC):
 
     @abstractmethod
     def head_weight(self) -> Tensor:
-        """LM head, [vocabulary, hidden]."""
+        """LM head, or this process's rows of it if `split.head` says so, [vocabulary, hidden]."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it: rows of the whole LM head."""
+        return self.head_weight().shape[0]
 
     @abstractmethod
     def update_expert_bias(self, expert_load: Tensor) -> None:

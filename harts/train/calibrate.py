@@ -90,7 +90,7 @@ def largest(pipeline: Pipeline, rows: int | None) -> int:
 def layouts(pipeline: Pipeline, rows: int) -> PerMicrobatch[CompactLayout]:
     """Synthetic microbatches of at most `rows` compact rows, planned by the stages of the pipeline, in any order."""
     rng = np.random.default_rng(SEED)
-    vocabulary = pipeline.env.model.head_weight().shape[0]
+    vocabulary = pipeline.env.model.vocabulary
     rollouts = batch(specs(rows, chunk_size_of(pipeline), vocabulary, rng), vocabulary, rng)
     ingest = resolve("ingest", "batch")
     trie: CompactTrie = ingest(ingest.Config()).run(rollouts)
@@ -124,7 +124,7 @@ def measure(pipeline: Pipeline, planned: PerMicrobatch[CompactLayout], repeats: 
     Gradients are accumulated and never applied, as inside a step; they are gone afterwards.
     """
     execute, restore, objective = pipeline.stage("execute"), pipeline.stage("restore"), _objective(pipeline)
-    check_rollouts(planned, objective, pipeline.env.model.head_weight().shape[0])
+    check_rollouts(planned, objective, pipeline.env.model.vocabulary)
     module, device = pipeline.env.model.module, pipeline.env.device
     module.zero_grad(set_to_none=True)
     best = np.full(len(planned), np.inf)

@@ -76,7 +76,7 @@ def run_step(
         InputError: the rollouts lack a column or hold a token outside the vocabulary.
         HartsError: a loss or a gradient is not finite; the microbatch or parameter is named.
     """
-    check_rollouts(layouts, objective, execute.env.model.head_weight().shape[0])
+    check_rollouts(layouts, objective, execute.env.model.vocabulary)
     module = execute.env.model.module
     module.zero_grad(set_to_none=True)
     begin = time.perf_counter()

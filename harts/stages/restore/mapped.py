@@ -44,7 +44,7 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         """
         weight = self.env.model.head_weight()
         hidden = _tensor(outputs.hidden, weight.device)
-        wanted = predictions(outputs.layout, weight.shape[0])
+        wanted = predictions(outputs.layout, self.env.model.vocabulary)
         rows_per_block, entropy = self.config.rows_per_block, self.config.entropy
         if self.config.positions == "all":
             restored = mapped_logprobs(hidden, weight, wanted, rows_per_block=rows_per_block, entropy=entropy)
