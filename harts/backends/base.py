@@ -7,12 +7,14 @@ heads, HV value heads, G key/value heads of full attention, K and V head dims.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from harts.backends.gradients import Optimizer, Pass, build_optimizer, gradient_norm
 from harts.backends.linear.inputs import delta_inputs
 from harts.backends.linear.rounds import run_rounds
 from harts.backends.plan_tensors import AttentionViews, PackedCall, PlanTensors
@@ -212,6 +214,33 @@ class Model(Backend, ABC):
     @abstractmethod
     def update_expert_bias(self, expert_load: Tensor) -> None:
         """Move the routing bias of each expert against its load over the whole step, [MoE layers, E]."""
+
+    def accumulate(self, count: int, passes: Iterator[Pass]) -> None:
+        """Run a step's microbatches, replacing the gradients that parameters hold by those of the step.
+
+        Args:
+            count: microbatches that this process computes.
+            passes: of them, in order. The next one is asked for when a forward pass begins, once more at the end.
+        """
+        self.module.zero_grad(set_to_none=True)
+        for each in passes:
+            each.run()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over all processes, in place; `values` is on the host. Every process takes part."""
+        return values
+
+    def gradient_norm(self) -> float:
+        """Euclidean norm of the step's gradients over all parameters, alike on every process.
+
+        Raises:
+            HartsError: a gradient is not finite; the parameter is named.
+        """
+        return gradient_norm(self.module.named_parameters())
+
+    def optimizer(self, name: Optimizer, learning_rate: float) -> Any:
+        """What updates the parameters from the step's gradients when its `step` is called."""
+        return build_optimizer(name, learning_rate, self.module)
 
 
 @dataclass(frozen=True)

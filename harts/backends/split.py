@@ -30,5 +30,7 @@ class Split:
     """Processes that share the log-probs of a microbatch, each computes those of some rows; None: it computes all."""
     has_output: bool = True
     """Whether hidden states come out of the model here. It is false on all but the last pipeline stage."""
+    leads: bool = True
+    """Of the processes that have the same output, one leads: its numbers are those that count in sums."""
     row_multiple: int = 1
     """Rows of a layout have to be a multiple of it."""

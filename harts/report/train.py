@@ -13,7 +13,7 @@ from harts.ir.base import as_numpy
 if TYPE_CHECKING:
     from harts.train.compare import Comparison
     from harts.train.differences import Differences
-    from harts.train.step import StepResult
+    from harts.train.totals import StepResult
 
 
 def steps_report(results: Iterable[StepResult]) -> list[dict[str, Any]]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from harts.errors import PlanError
 from harts.ir import CompactLayout, PerMicrobatch
 
-DIGEST_BYTES = 16
-
 
 def agree(layouts: PerMicrobatch[CompactLayout], group: dist.ProcessGroup | None = None) -> None:
-    """Exchange the digests of a step's layouts; one collective of 16 bytes a rank.
+    """Exchange the digests of a step's layouts; one collective.
 
     Everything counts that the ranks compute with: tokens, columns, chunk size, rounds, layout, membership, slots. Only
     the name of the rollouts' source does not, as ranks may read them from different places.
@@ -28,10 +26,8 @@ def agree(layouts: PerMicrobatch[CompactLayout], group: dist.ProcessGroup | None
         PlanError: on every rank alike, with all digests and how many ranks hold each.
     """
     mine = replace(layouts, step=replace(layouts.step, source="")).digest()
-    sent = torch.frombuffer(bytearray.fromhex(mine), dtype=torch.uint8)
-    received = [torch.empty(DIGEST_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, sent, group=group)
-    digests = [bytes(each.tolist()).hex() for each in received]
+    digests: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(digests, mine, group=group)
     if len(set(digests)) > 1:
         counts = ", ".join(f"{digest} on {count} ranks" for digest, count in sorted(Counter(digests).items()))
         raise PlanError(

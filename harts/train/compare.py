@@ -17,7 +17,8 @@ from harts.train.check import TOLERANCE
 from harts.train.config import TrainConfig
 from harts.train.differences import Differences, differences, gradient_errors
 from harts.train.objectives import Objective
-from harts.train.step import StepResult, apply_step, build_optimizer, run_step
+from harts.train.step import apply_step, run_step
+from harts.train.totals import StepResult
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Trainer:
             HartsError: a loss or a gradient is not finite.
         """
         env = self.execute.env
-        optimizer = build_optimizer(self.config, env.model.module)
+        optimizer = env.model.optimizer(self.config.optimizer, self.config.learning_rate)
         for step in range(self.config.steps):
             told = None if on_microbatch is None else partial(on_microbatch, step)
             result = run_step(layouts, self.execute, self.restore, self.objective, self.config, on_microbatch=told)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from harts.ir.base import Float64
-from harts.train.step import StepResult
+from harts.train.totals import StepResult
 
 
 @dataclass(frozen=True)

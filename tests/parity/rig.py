@@ -18,7 +18,7 @@ from harts.train.compare import Trainer
 from harts.train.config import TrainConfig
 from harts.train.differences import differences, gradient_errors
 from harts.train.objectives import Objective
-from harts.train.step import StepResult
+from harts.train.totals import StepResult
 from tests.parity.cases import CHUNK, VOCABULARY, Case
 
 CONV_WIDTH = 4

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harts.backends.base import Model, ModelOutput, Need
+from harts.backends.plan_tensors import PlanTensors
 from harts.ir import CompactLayout, CompactOutputs, CompactTrie, PerMicrobatch, StepPlan
 from harts.stages.restore.mapped import Mapped
 from harts.stages.schedule.segments import segment_tree
 from harts.train.config import TrainConfig
 from harts.train.objectives import Objective
-from harts.train.step import StepResult, run_step
+from harts.train.step import run_step
+from harts.train.totals import StepResult
 from tests.stages.restore.layouts import flat_tree, layout_of
 
 VOCABULARY, WIDTH, EXPERTS = 24, 5, 3
@@ -30,9 +33,18 @@ class Tiny(nn.Module):
         self.register_buffer("bias", torch.zeros(1, EXPERTS, dtype=torch.float64))
 
 
-class FakeModel:
+class FakeModel(Model):
+    """`FakeExecute` runs it."""
+
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        self.module = Tiny(dtype)
+        super().__init__(None)
+        self.module: Tiny = Tiny(dtype)
+
+    def need(self, chunk_size: int) -> Need:
+        raise NotImplementedError
+
+    def forward(self, plan: PlanTensors) -> ModelOutput:
+        raise NotImplementedError
 
     def head_weight(self) -> Tensor:
         return self.module.head

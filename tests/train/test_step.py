@@ -11,7 +11,7 @@ import torch
 from harts.errors import HartsError
 from harts.train.config import TrainConfig
 from harts.train.objectives import Grpo, Sft
-from harts.train.step import apply_step, build_optimizer, run_step
+from harts.train.step import apply_step, run_step
 from tests.forests import trie_of
 from tests.train.rig import CONFIG, FakeExecute, layouts_of, restore_of, step_of
 
@@ -112,7 +112,7 @@ def test_a_step_that_trains_nothing_says_so_and_is_not_applied(optimizer: Any) -
     assert result.loss == result.policy_loss == result.gradient_norm == 0.0
     assert result.router_z is not None
     assert result.router_z > 0
-    apply_step(execute.env, build_optimizer(config, module), result)
+    apply_step(execute.env, execute.env.model.optimizer(config.optimizer, config.learning_rate), result)
     assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
 
 
@@ -130,7 +130,7 @@ def test_a_step_moves_weights_and_expert_biases() -> None:
     head = module.head.detach().clone()
     layouts = layouts_of(trie_of(TRAJECTORIES), [[0, 1], [2, 3, 4]])
     result = run_step(layouts, execute, restore_of(execute), SFT, CONFIG)
-    apply_step(execute.env, build_optimizer(CONFIG, module), result)
+    apply_step(execute.env, execute.env.model.optimizer(CONFIG.optimizer, CONFIG.learning_rate), result)
     assert module.head.grad is not None
     torch.testing.assert_close(module.head.detach(), head - 0.1 * module.head.grad, rtol=1e-14, atol=1e-15)
     assert result.expert_load is not None

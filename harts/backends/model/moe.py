@@ -5,6 +5,7 @@ Shape suffixes: R compact rows, E experts, k chosen experts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -61,19 +62,24 @@ def _normalised(scores: Tensor) -> Tensor:
     return scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
 
 
-def statistics(logits: Tensor, routing: Routing, multiplicity: Tensor) -> RouterStatistics:
+def statistics(
+    logits: Tensor, routing: Routing, multiplicity: Tensor, total: Callable[[Tensor], Tensor] = lambda counts: counts
+) -> RouterStatistics:
     """Statistics of the semantic positions from the compact rows: row c stands for q_c of them (20).
 
     Args:
         logits: float32 or wider, [R, E].
         routing: of the same rows.
         multiplicity: q_c, 0 on padding, [R].
+        total: where other processes have other rows, sums counts [E + 1] over them; what is returned is then this
+            process's part of each sum.
     """
     q, experts = multiplicity.to(logits.dtype), logits.shape[1]
     hits = torch.zeros_like(logits).scatter(1, routing.chosen, 1.0)
     load = q @ hits
-    fraction = load / (routing.chosen.shape[1] * q.sum())
-    mass = q @ routing.probability / q.sum()
+    counts = total(torch.cat((load, q.sum()[None])))
+    fraction = counts[:-1] / (routing.chosen.shape[1] * counts[-1])
+    mass = q @ routing.probability / counts[-1]
     z = (q * logits.logsumexp(-1).square()).sum()
     return RouterStatistics(z, experts * (fraction * mass).sum(), load)
 

@@ -7,7 +7,7 @@ the plan there, and what layers leave behind. R is the number of compact rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +23,41 @@ TABLE_STEP = 4096
 """Rotary tables have multiples of so many positions, so that microbatches of similar lengths share one."""
 
 
+class RowSplit(NamedTuple):
+    """Which of the rows of a microbatch this process has; one process has all."""
+
+    part: int = 0
+    parts: int = 1
+    """Of context parallelism: inside a layer it has one of so many parts."""
+    piece: int = 0
+    pieces: int = 1
+    """Of sequence parallelism: between layers it has one of so many pieces of its part."""
+
+    def inside(self, rows: int) -> slice:
+        """Of a layer: what its projections give."""
+        size = rows // self.parts
+        return slice(self.part * size, (self.part + 1) * size)
+
+    def between(self, rows: int) -> slice:
+        """Layers, and in experts."""
+        size = rows // (self.parts * self.pieces)
+        first = (self.part * self.pieces + self.piece) * size
+        return slice(first, first + size)
+
+
 @dataclass(eq=False)
 class TreeParams(PackedSeqParams):  # type: ignore[misc]  # megatron has no types
     """Reaches every layer as `packed_seq_params`.
 
-    To Megatron it looks like one packed sequence of all rows: its attention then takes rows without a batch dimension,
-    and rotates row c by row c of the rotary table that it is given. What a row attends to is in the plan alone.
+    To Megatron it looks like one packed sequence of the rows inside a layer: its attention then takes rows without a
+    batch dimension, and rotates row c by row c of the rotary table that it is given. What a row attends to is in the
+    plan alone.
     """
 
     plan: PlanTensors = field(kw_only=True)
     linear: LinearAttention = field(kw_only=True)
     full: FullAttention = field(kw_only=True)
+    rows: RowSplit = field(kw_only=True)
     ran: dict[int, str] = field(default_factory=dict, kw_only=True)
     """Layers, counted from 1, whose attention ran on the plan, and its kind: `linear` or `full`."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict, kw_only=True)
@@ -41,10 +65,35 @@ class TreeParams(PackedSeqParams):  # type: ignore[misc]  # megatron has no type
     gradients: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
     """Of the loss by the sums of z and of balance over the layers; set when the backward pass begins."""
 
+    @property
+    def position_ids(self) -> Tensor:
+        """Of the rows inside a layer."""
+        return self.plan.position_ids[self.rows.inside(len(self.plan.position_ids))]
 
-def tree_params(plan: PlanTensors, linear: LinearAttention, full: FullAttention) -> TreeParams:
-    """The carrier of a plan."""
-    cu = torch.tensor([0, len(plan.input_ids)], dtype=torch.int32, device=plan.input_ids.device)
+    @property
+    def input_ids(self) -> Tensor:
+        """Of the rows inside a layer."""
+        return self.plan.input_ids[self.rows.inside(len(self.plan.input_ids))]
+
+    @property
+    def multiplicity(self) -> Tensor:
+        """q_c of the rows between layers."""
+        return self.plan.multiplicity[self.rows.between(len(self.plan.multiplicity))]
+
+
+def tree_params(
+    plan: PlanTensors, linear: LinearAttention, full: FullAttention, rows: RowSplit | None = None
+) -> TreeParams:
+    """The carrier of a plan.
+
+    Raises:
+        BackendError: rows cannot be split evenly.
+    """
+    rows, count = rows or RowSplit(), len(plan.input_ids)
+    if count % (rows.parts * rows.pieces):
+        wanted = rows.parts * rows.pieces
+        raise BackendError(f"layout.row_multiple: the layout has {count} rows, the model needs a multiple of {wanted}")
+    cu = torch.tensor([0, count // rows.parts], dtype=torch.int32, device=plan.input_ids.device)
     longest = int(np.diff(plan.views.cu_k).max())
     table = -(-longest // TABLE_STEP) * TABLE_STEP
     return TreeParams(
@@ -56,6 +105,7 @@ def tree_params(plan: PlanTensors, linear: LinearAttention, full: FullAttention)
         plan=plan,
         linear=linear,
         full=full,
+        rows=rows,
     )
 
 
@@ -93,17 +143,18 @@ def attach(probs: Tensor, found: RouterStatistics, layer: int, call: TreeParams)
 
 
 def report(hidden: Tensor, call: TreeParams) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of z and balance over the layers with experts, whose gradients reach the layers.
+    """Sums of z and balance over this process's layers with experts, whose gradients reach the layers.
 
     Args:
-        hidden: output of the last layer, [R, hidden]; what it is used for afterwards must be what is returned here.
+        hidden: output of the last layer, any shape; what it is used for afterwards must be what is returned here.
         call: of this forward pass.
 
     Returns:
-        hidden [R, hidden], z and balance, scalars.
+        hidden, z and balance, scalars; zeros without such layers.
     """
     found = call.statistics.values()
-    z, balance = torch.stack([each.z for each in found]).sum(), torch.stack([each.balance for each in found]).sum()
+    nothing = call.plan.multiplicity.new_zeros(())
+    z, balance = sum((each.z for each in found), nothing), sum((each.balance for each in found), nothing)
     reported: tuple[Tensor, Tensor, Tensor] = _Report.apply(hidden, z, balance, call)  # type: ignore[no-untyped-call]
     return reported
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from harts.backends.model.config import ReferenceConfig
+from harts.backends.model.megatron.parallel import ParallelConfig
 
 
 class MegatronConfig(ReferenceConfig):
@@ -16,6 +17,8 @@ class MegatronConfig(ReferenceConfig):
     """Of parameters and activations. Gates, router, and the parameters of gates and convolutions are float32."""
     q_rank: PositiveInt | None = None
     """Channels of the latent that queries come from, for mla; none is queries from the hidden state."""
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """Processes that share the model."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Further values of Megatron's `TransformerConfig`, by its names."""
 

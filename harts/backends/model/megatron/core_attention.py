@@ -1,6 +1,7 @@
 """Softmax attention of compact rows in the place of Megatron's `core_attention`.
 
-Shape suffixes: R compact rows, H and G query and key/value heads of this rank, Dk and Dv their channels.
+Shape suffixes: R compact rows of this process, H and G query and key/value heads of its tensor-parallel part, Dk and Dv
+their channels.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from harts.backends.model.megatron.call import plan_of
+from harts.backends.model.megatron.ulysses import to_heads, to_rows
 from harts.errors import BackendError
 
 
@@ -28,12 +30,15 @@ class TreeCoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has n
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         v_channels: int | None = None,
+        *,
+        pg_collection: Any,
         **others: Any,
     ) -> None:
         super().__init__(config)
         self.layer_number = layer_number
         self.scale = softmax_scale or (k_channels or config.kv_channels) ** -0.5
         self.v_channels = v_channels or config.kv_channels
+        self.cp = pg_collection.cp
 
     def forward(  # noqa: PLR0917  (as Megatron calls it)
         self,
@@ -69,6 +74,6 @@ class TreeCoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has n
             has = "mask" if attention_mask is not None else "bias"
             raise BackendError(f"layer {self.layer_number}: has an attention {has}; on compact rows there is none")
         padding = value.shape[-1] - self.v_channels
-        q, k, v = (each.contiguous() for each in (query, key, value[..., : self.v_channels]))
-        mixed = call.full.attend(q, k, v, call.plan.views, self.scale)
-        return pad(mixed, (0, padding)).reshape(len(q), -1)
+        q, k, v = (to_heads(each, self.cp).contiguous() for each in (query, key, value[..., : self.v_channels]))
+        mixed = to_rows(call.full.attend(q, k, v, call.plan.views, self.scale), self.cp)
+        return pad(mixed, (0, padding)).reshape(len(query), -1)

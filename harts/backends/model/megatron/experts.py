@@ -27,19 +27,13 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]  # megatron has no t
         super().__init__(config)
         _check(config)
         hidden, units = config.hidden_size, config.moe_ffn_hidden_size
-        rank, ranks = pg_collection.ep.rank(), pg_collection.ep.size()
-        mine = slice(rank * num_local_experts, (rank + 1) * num_local_experts)
-        # all experts are drawn on the host and this rank's are kept: the same values however experts are split
-        up = torch.empty(ranks * num_local_experts, hidden, 2 * units)
-        down = torch.empty(ranks * num_local_experts, units, hidden)
-        config.init_method(up)
-        config.output_layer_init_method(down)
-        self.gate_up = nn.Parameter(up[mine].to(config.params_dtype))
+        self.gate_up = nn.Parameter(torch.empty(num_local_experts, hidden, 2 * units, dtype=config.params_dtype))
         """Gates, then ups, [E, hidden, 2 * I]."""
-        self.down = nn.Parameter(down[mine].to(config.params_dtype))
+        self.down = nn.Parameter(torch.empty(num_local_experts, units, hidden, dtype=config.params_dtype))
         """[E, I, hidden]."""
         for each in (self.gate_up, self.down):
-            each.allreduce = ranks == 1  # type: ignore[attr-defined]  # Megatron: whether all data-parallel ranks have it
+            # Megatron sums gradients of experts over processes that have other rows, tensor-parallel ones included
+            each.allreduce = False  # type: ignore[attr-defined]
 
     def forward(self, rows: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """Run.

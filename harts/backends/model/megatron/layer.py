@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
@@ -25,6 +27,32 @@ class TreeLayer(TransformerLayer):  # type: ignore[misc]  # megatron has no type
             return super().forward(*args, **kwargs)
 
 
+class Alone:
+    """Group of one process, for Megatron's rotation: rows know their positions, whichever process has them."""
+
+    def size(self) -> int:
+        """One."""
+        return 1
+
+    def rank(self) -> int:
+        """The first."""
+        return 0
+
+
+def _rotated_as_one(attention: Any) -> None:
+    """Core attention has its groups by now."""
+    attention.pg_collection = copy(attention.pg_collection)
+    attention.pg_collection.cp = Alone()
+
+
+class TreeAttention(SelfAttention):  # type: ignore[misc]  # megatron has no types
+    """Grouped query attention."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _rotated_as_one(self)
+
+
 class TreeMla(MLASelfAttention):  # type: ignore[misc]  # megatron has no types
     """Multi-head latent attention, which rotates by tables of its own."""
 
@@ -33,6 +61,7 @@ class TreeMla(MLASelfAttention):  # type: ignore[misc]  # megatron has no types
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rotary_pos_emb = RowRotary(self.rotary_pos_emb)
+        _rotated_as_one(self)
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
         """What the spec says. From 0.19 on Megatron would add a norm before queries that have no latent."""

@@ -1,8 +1,8 @@
 """Linear attention (KDA and GDN) of compact rows as `self_attention` of a Megatron layer.
 
-Heads are split over tensor-parallel ranks. Weights are ordered by key head, so a rank's part is that of its heads:
-row-wise slices of the whole. Shape suffixes: R compact rows, H and HV key and value heads of this rank, K and V their
-channels, D channels of the convolution, W taps.
+Heads are split over tensor-parallel ranks, and inside the layer over context-parallel ones. Weights are ordered by key
+head, so a rank's part is that of its heads: row-wise slices of the whole. Shape suffixes: R compact rows, H and HV key
+and value heads of this rank, K and V their channels, D channels of the convolution, W taps.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.nn.functional import rms_norm, silu, softplus
 from harts.backends.base import Rule
 from harts.backends.linear.conv import short_conv
 from harts.backends.model.megatron.call import plan_of
+from harts.backends.model.megatron.ulysses import to_heads, to_rows
 from harts.backends.model.norm import l2norm, widen
 from harts.backends.plan_tensors import PlanTensors
-from harts.errors import ConfigError
 
 WIDE = ("conv", "a_log", "dt_bias")
 """Parameters that stay in float32 when the model is cast to a narrower dtype."""
@@ -68,10 +68,9 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         **others: Any,
     ) -> None:
         super().__init__(config)
-        self.layer_number, self.shape, self.tp = layer_number, shape, pg_collection.tp
-        ranks = self.tp.size()
-        if shape.heads % ranks:
-            raise ConfigError(f"linear_heads is {shape.heads}, no multiple of tensor parallelism {ranks}")
+        self.layer_number, self.shape = layer_number, shape
+        self.tp, self.cp = pg_collection.tp, pg_collection.cp
+        ranks = self.tp.size() * self.cp.size()
         self.heads, self.value_heads = shape.heads // ranks, shape.value_heads // ranks
         values = shape.value_heads // shape.heads
         self.conv_sizes = [shape.key_dim, shape.key_dim, values * shape.value_dim]
@@ -94,7 +93,9 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
             tp_group=self.tp,
         )
         self.norm = nn.Parameter(torch.ones(shape.value_dim, dtype=config.params_dtype))
-        self._reset(shape)
+        self.conv = self._split(shape.heads * sum(self.conv_sizes), shape.conv_width)
+        self.a_log = self._split(shape.value_heads)
+        self.dt_bias = self._split(shape.value_heads * (shape.key_dim if shape.rule == "kda" else 1))
 
     def _column(self, submodules: LinearSubmodules, inputs: int, outputs: int) -> Any:
         return build_module(
@@ -110,23 +111,10 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
             tp_group=self.tp,
         )
 
-    def _reset(self, shape: LinearShape) -> None:
-        """Decay rates from 1 to 16, steps from 0.001 to 0.1, convolution weights as torch draws them.
-
-        All heads are drawn on the host and this rank's are kept: the same values however heads are split.
-        """
-        bound = shape.conv_width**-0.5
-        conv = torch.empty(shape.heads * sum(self.conv_sizes), shape.conv_width).uniform_(-bound, bound)
-        rate = torch.empty(shape.value_heads).uniform_(1.0, 16.0)
-        gates = shape.value_heads * (shape.key_dim if shape.rule == "kda" else 1)
-        step = torch.pow(10.0, torch.empty(gates).uniform_(-3.0, -1.0))
-        self.conv = self._mine(conv)
-        self.a_log = self._mine(rate.log())
-        self.dt_bias = self._mine(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
-
-    def _mine(self, whole: Tensor) -> nn.Parameter:
+    def _split(self, rows: int, *columns: int) -> nn.Parameter:
+        """A parameter of all heads, split over tensor-parallel ranks."""
         device = self.norm.device if self.config.use_cpu_initialization else torch.cuda.current_device()
-        part = nn.Parameter(whole.chunk(self.tp.size())[self.tp.rank()].clone().to(device))
+        part = nn.Parameter(torch.empty(rows // self.tp.size(), *columns, device=device))
         set_tensor_model_parallel_attributes(part, True, 0, 1)
         return part
 
@@ -159,23 +147,33 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         """
         call = plan_of(packed_seq_params, self.layer_number, "linear")
         projected, _ = self.in_proj(hidden_states)
-        rows = len(projected)
-        qkv, gate, beta, *decay = torch.split(projected.reshape(rows, self.heads, -1), self.sizes, dim=2)
-        step = decay[0].reshape(rows, -1) if decay else self._low_rank_step(hidden_states)
+        qkv, gate, beta, *decay = torch.split(self._by_head(projected), self.sizes, dim=2)
+        rows = len(qkv)
+        step = decay[0] if decay else self._by_head(self._low_rank_step(hidden_states))
         inputs = self._convolved(qkv.reshape(rows, -1), call.plan) | {
-            "g": self._log_decay(step),
+            "g": self._log_decay(step.reshape(rows, -1)),
             "beta": widen(beta.reshape(rows, -1)).sigmoid(),
         }
         mixed = self._normed(call.linear.mix(inputs, call.plan)).to(gate.dtype)
         gate = gate.reshape(rows, self.value_heads, -1)
         gated = mixed * (gate.sigmoid() if self.shape.rule == "kda" else silu(gate))
-        out, _ = self.out_proj(gated.reshape(rows, 1, -1))
+        by_head = to_rows(gated.reshape(rows, self.heads, -1), self.cp)
+        out, _ = self.out_proj(by_head.reshape(len(by_head), 1, -1))
         return out, None
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        """[rows inside a layer, 1, channels] to [R, H, channels of a key head]."""
+        return to_heads(projected.reshape(len(projected), self.heads * self.cp.size(), -1), self.cp)
+
+    def _own(self, parameter: Tensor) -> Tensor:
+        """A parameter's rows of the heads that this rank has inside the layer."""
+        own: Tensor = parameter.chunk(self.cp.size())[self.cp.rank()]
+        return own
 
     def _convolved(self, qkv: Tensor, plan: PlanTensors) -> dict[str, Tensor]:
         """[R, D] to q, k [R, H, K] and v [R, HV, V]."""
         rows = len(qkv)
-        by_head = short_conv(qkv, self.conv, plan).reshape(rows, self.heads, -1)
+        by_head = short_conv(qkv, self._own(self.conv), plan).reshape(rows, self.heads, -1)
         q, k, v = torch.split(by_head, self.conv_sizes, dim=2)
         return {
             "q": l2norm(q.contiguous()),
@@ -184,18 +182,18 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         }
 
     def _low_rank_step(self, hidden_states: Tensor) -> Tensor:
-        """Decay logits of kda, [R, HV * K]."""
+        """Decay logits of kda, [rows inside a layer, 1, channels]."""
         latent, _ = self.decay_down(hidden_states)
         latent = gather_from_tensor_model_parallel_region(latent, group=self.tp)
         if self.config.sequence_parallel:
             latent = scatter_to_sequence_parallel_region(latent, group=self.tp)
+        step: Tensor
         step, _ = self.decay_up(latent)
-        rows: Tensor = step[:, 0]
-        return rows
+        return step
 
     def _log_decay(self, step: Tensor) -> Tensor:
         """Log decays, [R, HV, K] for kda, [R, HV] for gdn; see `ReferenceConfig.least_gate`."""
-        step, rate = widen(step) + self.dt_bias, self.a_log.exp()
+        step, rate = widen(step) + self._own(self.dt_bias), self._own(self.a_log).exp()
         if self.shape.rule == "kda":
             step, rate = step.reshape(len(step), self.value_heads, -1), rate[:, None]
         if self.shape.least_gate is None:

@@ -134,10 +134,12 @@ def _own(config: MegatronConfig) -> dict[str, Any]:
         "params_dtype": config.torch_dtype,
         "bf16": config.dtype == "bfloat16",
         "use_cpu_initialization": True,
+        "perform_initialization": False,
         "moe_router_load_balancing_type": "none",  # losses come with the statistics
         **_attention(config),
         **_experts(config),
         **_recompute(config),
+        **_parallel(config),
     }
 
 
@@ -171,7 +173,6 @@ def _experts(config: MegatronConfig) -> dict[str, Any]:
         "moe_router_bias_update_rate": config.moe.expert_bias_rate,
         "moe_aux_loss_coeff": 0.0,
         "moe_z_loss_coeff": None,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
     }
 
@@ -180,3 +181,19 @@ def _recompute(config: MegatronConfig) -> dict[str, Any]:
     if config.recompute == "none":
         return {}
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _parallel(config: MegatronConfig) -> dict[str, Any]:
+    parallel = config.parallel
+    return {
+        "tensor_model_parallel_size": parallel.tensor,
+        "sequence_parallel": parallel.tensor > 1 and parallel.sequence,
+        "context_parallel_size": parallel.context,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "pipeline_dtype": config.torch_dtype,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": 1,
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "calculate_per_token_loss": True,  # gradients are summed over microbatches and replicas, not averaged
+    }

@@ -20,7 +20,7 @@ class RowRotary(nn.Module):
     def get_rotary_seq_len(self, *given: Any, **others: Any) -> int:
         """Positions in the table; Megatron asks for it right before `forward`, and only here with the plan."""
         packed = others.get("packed_seq_params", given[4] if len(given) > 4 else None)
-        self.positions = packed.plan.position_ids if isinstance(packed, TreeParams) else None
+        self.positions = packed.position_ids if isinstance(packed, TreeParams) else None
         length: int = self.stock.get_rotary_seq_len(*given, **others)
         return length
 

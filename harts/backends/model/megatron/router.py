@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.moe.moe_utils import compute_routing_scores_for_aux_loss
 from megatron.core.transformer.moe.router import TopKRouter
-from torch import Tensor
+from torch import Tensor, distributed
 
 from harts.backends.model.megatron.call import TreeParams, attach
 from harts.backends.model.moe import Routing, statistics
@@ -63,11 +63,18 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
             return probs, routing_map
         rows = widen(logits.reshape(-1, logits.shape[-1]))
         _, scores = compute_routing_scores_for_aux_loss(rows, self.topk, self.score_function)
-        q = self.call.plan.multiplicity
+        q = self.call.multiplicity
         # like Megatron's, the balance loss looks at choices without the selection bias, the load at those with it
-        found = statistics(rows, Routing(scores.topk(self.topk, dim=1).indices, probs, scores), q)
+        found = statistics(rows, Routing(scores.topk(self.topk, dim=1).indices, probs, scores), q, self._total)
         found = found._replace(load=q.to(rows.dtype) @ routing_map.to(rows.dtype))
-        return attach(probs, found, self.layer_number, self.call), routing_map
+        real = (q > 0)[:, None]  # padding rows go to no expert
+        return attach(probs * real, found, self.layer_number, self.call), routing_map & real
+
+    def _total(self, counts: Tensor) -> Tensor:
+        """Sum over the processes that have other rows of the microbatch."""
+        if self.tp_cp_group.size() > 1:
+            distributed.all_reduce(counts, group=self.tp_cp_group)
+        return counts
 
     def apply_z_loss(self, logits: Tensor, *given: Any, **others: Any) -> Tensor:
         """Attach Megatron's z-loss, a mean over semantic positions, to logits [R, E]."""
@@ -77,7 +84,8 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
         coefficient = self.config.moe_z_loss_coeff
         if not coefficient or not (self.training and torch.is_grad_enabled()):
             return logits
-        q = self.call.plan.multiplicity
+        q = self.call.multiplicity
+        coefficient /= self.tp_cp_group.size()
         loss = coefficient * (q * widen(logits).logsumexp(-1).square()).sum() / q.sum()
         attached: Tensor = self.attach_and_log_load_balancing_loss(
             logits, coefficient, loss, "z_loss", self.tp_cp_group, valid_token_count=q.sum()
@@ -103,12 +111,12 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
             super()._apply_expert_bias(routing_map, **others)
         elif self.enable_expert_bias and torch.is_grad_enabled():  # once: recomputation comes with gradients
             with torch.no_grad():
-                self.local_tokens_per_expert += self.call.plan.multiplicity @ routing_map.float()
+                self.local_tokens_per_expert += self.call.multiplicity @ routing_map.float()
 
     def _counted(self, scores: Tensor, routing_map: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Scores and choices as often as they count. Under a padding mask Megatron counts choices instead of rows."""
         if self.call is None:
             return scores, routing_map
         others["with_padding_mask"] = True
-        q = self.call.plan.multiplicity[:, None]
+        q = self.call.multiplicity[:, None]
         return scores * q, routing_map * q

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, ModelOutput
-from harts.backends.model.megatron.call import TreeParams, report, tree_params
+from harts.backends.model.megatron.call import RowSplit, TreeParams, report, tree_params
 from harts.backends.model.megatron.config import MegatronConfig
+from harts.backends.model.megatron.initial import initialise
 from harts.backends.model.megatron.layer import TreeGpt
 from harts.backends.model.megatron.options import transformer_config
-from harts.backends.model.megatron.processes import one_process
+from harts.backends.model.megatron.output import all_rows
+from harts.backends.model.megatron.parts import parts_of
+from harts.backends.model.megatron.processes import Groups, join
 from harts.backends.model.megatron.spec import block_spec
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError
@@ -20,50 +24,77 @@ from harts.errors import BackendError
 KINDS = {"K": "linear", "A": "full"}
 
 
-def built(config: MegatronConfig, device: str) -> Any:
+class Built(NamedTuple):
+    """This process's part of a model."""
+
+    module: Any
+    groups: Groups
+    rows: RowSplit
+
+
+def built(config: MegatronConfig, device: str) -> Built:
     """The model, with random weights that its seed alone decides.
 
     Raises:
-        ConfigError: an override cannot be had.
-        BackendError: there is no GPU, or there are several processes.
+        ConfigError: an override cannot be had, or the model cannot be split so.
+        BackendError: there is no GPU, or there are other process groups.
     """
     options = transformer_config(config)
-    one_process(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        made = TreeGpt(
-            options,
-            block_spec(config),
-            vocab_size=config.vocab_size,
-            max_sequence_length=0,  # of learned positions, which there are none
-            position_embedding_type="rope",
-            rotary_base=config.rope_theta,
-            share_embeddings_and_output_weights=False,
-        )
-    return made.to(device)
+    groups = join(config, device)
+    first = get_transformer_layer_offset(options)
+    module = TreeGpt(
+        options,
+        block_spec(config, range(first, first + get_num_layers_to_build(options))),
+        vocab_size=-(-config.vocab_size // groups.tp.size()) * groups.tp.size(),
+        max_sequence_length=0,  # of learned positions, which there are none
+        position_embedding_type="rope",
+        rotary_base=config.rope_theta,
+        share_embeddings_and_output_weights=False,
+        pre_process=groups.pp.rank() == 0,
+        post_process=groups.pp.rank() == groups.pp.size() - 1,
+    )
+    initialise(parts_of(module, config, groups), config)
+    piece = (groups.tp.rank(), groups.tp.size()) if options.sequence_parallel else (0, 1)
+    return Built(module.to(device), groups, RowSplit(groups.cp.rank(), groups.cp.size(), *piece))
 
 
-def run(module: Any, plan: PlanTensors, linear: LinearAttention, full: FullAttention, kinds: str) -> ModelOutput:
-    """Hidden states of every compact row, each computed once, and the routers' statistics.
+def run(
+    made: Built, plan: PlanTensors, linear: LinearAttention, full: FullAttention, config: MegatronConfig
+) -> ModelOutput:
+    """Hidden states of every compact row, each computed once, and this process's part of the routers' statistics.
 
     Args:
-        module: the model.
+        made: the model.
         plan: the microbatch.
         linear: backend of the K layers.
         full: backend of the A layers.
-        kinds: letter of each layer.
+        config: of the model.
+
+    Returns:
+        On all but the last pipeline stage hidden states are what the next one takes.
 
     Raises:
-        BackendError: a layer did not run on the plan.
+        BackendError: a layer did not run on the plan, or the rows cannot be split.
     """
-    call = tree_params(plan, linear, full)
-    hidden: Tensor = module(plan.input_ids[None], plan.position_ids[None], None, packed_seq_params=call)
-    _check_layers(module, call, kinds)
-    if not call.statistics:
+    call = tree_params(plan, linear, full, made.rows)
+    hidden: Tensor = made.module(call.input_ids[None], call.position_ids[None], None, packed_seq_params=call)
+    _check_layers(made.module, call, config.kinds)
+    if made.module.post_process:
+        hidden = all_rows(hidden, made.groups, made.rows)
+    if config.moe is None:
         return ModelOutput(hidden, None, None, None)
     hidden, z, balance = report(hidden, call)
-    load = torch.stack([call.statistics[layer].load for layer in sorted(call.statistics)])
-    return ModelOutput(hidden, z, balance, load)
+    return ModelOutput(hidden, z, balance, _load(call, config))
+
+
+def _load(call: TreeParams, config: MegatronConfig) -> Tensor:
+    """This process's part of every layer's load, [MoE layers, E]."""
+    assert config.moe is not None
+    first, q = config.moe.dense_layers, call.plan.multiplicity
+    load = q.new_zeros(config.layers - first, config.moe.experts)
+    for number, found in call.statistics.items():
+        load[number - 1 - first] = found.load
+    return load
 
 
 def routers_of(module: Any) -> dict[int, Any]:
@@ -72,7 +103,7 @@ def routers_of(module: Any) -> dict[int, Any]:
 
 
 def _check_layers(module: Any, call: TreeParams, kinds: str) -> None:
-    wanted = {number: KINDS[letter] for number, letter in enumerate(kinds, start=1)}
+    wanted = {each.layer_number: KINDS[kinds[each.layer_number - 1]] for each in module.decoder.layers}
     missing = [f"{number} ({kind})" for number, kind in wanted.items() if call.ran.get(number) != kind]
     missing += [f"{number} (experts)" for number in routers_of(module) if number not in call.statistics]
     if missing:

@@ -9,7 +9,7 @@ from typing import Any
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
@@ -20,17 +20,15 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.core_attention import TreeCoreAttention
 from harts.backends.model.megatron.experts import GroupedExperts
-from harts.backends.model.megatron.layer import TreeLayer, TreeMla
+from harts.backends.model.megatron.layer import TreeAttention, TreeLayer, TreeMla
 from harts.backends.model.megatron.linear_attention import LinearShape, LinearSubmodules, TreeLinearAttention
 from harts.backends.model.megatron.norm import RmsNorm
 from harts.backends.model.megatron.router import TreeRouter
 
 
-def block_spec(config: MegatronConfig) -> TransformerBlockSubmodules:
-    """All layers of a model, in order."""
-    return TransformerBlockSubmodules(
-        layer_specs=[_layer(config, index) for index in range(config.layers)], layer_norm=RmsNorm
-    )
+def block_spec(config: MegatronConfig, here: range) -> TransformerBlockSubmodules:
+    """Some layers of a model, in order."""
+    return TransformerBlockSubmodules(layer_specs=[_layer(config, index) for index in here], layer_norm=RmsNorm)
 
 
 def _layer(config: MegatronConfig, index: int) -> ModuleSpec:
@@ -87,7 +85,7 @@ def full_attention(config: MegatronConfig) -> ModuleSpec:
         q_layernorm=IdentityOp,
         k_layernorm=IdentityOp,
     )
-    return ModuleSpec(module=SelfAttention, params=causal, submodules=grouped)
+    return ModuleSpec(module=TreeAttention, params=causal, submodules=grouped)
 
 
 def _dense() -> Any:

@@ -1,11 +1,15 @@
 """These tests run where Megatron-core is installed, on the host if there is no GPU."""
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "tools"))
+from parity_bench.host import on_host
 
 ON_GPU = torch.cuda.is_available()
 
@@ -25,14 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def on_host() -> Iterator[None]:
+def megatron_on_host() -> Iterator[None]:
     if ON_GPU or _why_not(gpu=False) is not None:
         yield
         return
-    from tests.backends.model.megatron.cpu import patched
-
-    with pytest.MonkeyPatch.context() as patch:
-        patched(patch)
+    with on_host():
         yield
         from megatron.core import parallel_state
         from torch import distributed

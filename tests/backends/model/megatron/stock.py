@@ -60,6 +60,7 @@ def with_router_losses(config: MegatronConfig, balance: str) -> Any:
     """Megatron's configuration of a model, with its own router losses."""
     made = options.transformer_config(config)
     made.moe_router_load_balancing_type = balance
+    made.calculate_per_token_loss = False  # else its router losses are sums over tokens, for a schedule that divides
     if config.moe is not None:
         made.moe_aux_loss_coeff, made.moe_z_loss_coeff = BALANCE, Z
     return made

@@ -34,7 +34,7 @@ def _native(model: MegatronModel, balance: str) -> Any:
 
     made = TreeGpt(
         with_router_losses(model.config, balance),
-        block_spec(model.config),
+        block_spec(model.config, range(model.config.layers)),
         vocab_size=model.config.vocab_size,
         max_sequence_length=0,
         position_embedding_type="rope",
@@ -47,12 +47,13 @@ def _native(model: MegatronModel, balance: str) -> Any:
 
 def _step(model: MegatronModel, native: Any, batches: list[Paths], ones: bool = False) -> dict[str, Tensor]:
     """Gradients of all microbatches of a step, from the policy loss alone."""
-    from harts.backends.model.megatron.run import run
+    from harts.backends.model.megatron.run import Built, run
 
+    built = Built(native, model.made.groups, model.made.rows)
     for paths in batches:
         layout = compact(paths)
         plan = without_multiplicity(tensors(layout)) if ones else tensors(layout)
-        hidden = run(native, plan, model.linear, model.full, model.config.kinds).hidden
+        hidden = run(built, plan, model.linear, model.full, model.config).hidden
         logits = hidden @ native.output_layer.weight.T
         policy_loss([logits[rows] for rows in rows_by_trajectory(layout)], paths).backward()
     return one_by_one({name: each.grad for name, each in native.named_parameters()})
