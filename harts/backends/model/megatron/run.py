@@ -38,6 +38,7 @@ def built(config: MegatronConfig, device: str) -> Any:
             max_sequence_length=0,  # of learned positions, which there are none
             position_embedding_type="rope",
             rotary_base=config.rope_theta,
+            rotary_percent=config.rotary_percent,
             share_embeddings_and_output_weights=False,
         )
     return made.to(device)
