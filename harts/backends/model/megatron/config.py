@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from harts.backends.model.config import ReferenceConfig
+from harts.backends.model.megatron.checkpoints.folder import completed
+from harts.errors import ConfigError
 
 
 class MegatronConfig(ReferenceConfig):
@@ -22,8 +24,21 @@ class MegatronConfig(ReferenceConfig):
     """Share of a head's channels that are rotated, its first ones, for gqa."""
     decay: Literal["low_rank", "full"] = "low_rank"
     """Projection to the decays of the K layers, for kda: through `linear_key_dim` channels, or direct."""
+    checkpoint: str | None = None
+    """Folder of a Hugging Face checkpoint, bailing_hybrid (Ling 3) or qwen3_next. Fields that are not given follow from
+    its config.json, the others have to agree with it."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Further values of Megatron's `TransformerConfig`, by its names."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("checkpoint"), str):
+            return given
+        try:
+            return completed(given)
+        except ConfigError as error:
+            raise ValueError(str(error).replace("model: ", "")) from error
 
     @model_validator(mode="after")
     def _check_megatron(self) -> MegatronConfig:

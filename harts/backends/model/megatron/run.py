@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, ModelOutput
 from harts.backends.model.megatron.call import TreeParams, report, tree_params
+from harts.backends.model.megatron.checkpoints.convert import load
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.layer import TreeGpt
 from harts.backends.model.megatron.options import transformer_config
@@ -21,10 +22,10 @@ KINDS = {"K": "linear", "A": "full"}
 
 
 def built(config: MegatronConfig, device: str) -> Any:
-    """The model, with random weights that its seed alone decides.
+    """The model, with the weights of its checkpoint, or random ones that its seed alone decides.
 
     Raises:
-        ConfigError: an override cannot be had.
+        ConfigError: an override cannot be had, or a checkpoint is not that of the model.
         BackendError: there is no GPU, or there are several processes.
     """
     options = transformer_config(config)
@@ -41,6 +42,8 @@ def built(config: MegatronConfig, device: str) -> Any:
             rotary_percent=config.rotary_percent,
             share_embeddings_and_output_weights=False,
         )
+    if config.checkpoint is not None:
+        load(made, config)
     return made.to(device)
 
 
