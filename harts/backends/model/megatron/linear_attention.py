@@ -45,6 +45,8 @@ class LinearShape:
     value_dim: int
     conv_width: int
     least_gate: float | None
+    full_decay: bool
+    """Of kda: `in_proj` gives decays, and no low rank does; of gdn it does in any case."""
 
 
 @dataclass
@@ -74,10 +76,10 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         self.heads, self.value_heads = shape.heads // ranks, shape.value_heads // ranks
         values = shape.value_heads // shape.heads
         self.conv_sizes = [shape.key_dim, shape.key_dim, values * shape.value_dim]
-        rest = [values * shape.value_dim, values] + ([values] if shape.rule == "gdn" else [])
-        self.sizes = [sum(self.conv_sizes), *rest]
+        decay = {"gdn": values, "kda": values * shape.key_dim if shape.full_decay else 0}[shape.rule]
+        self.sizes = [sum(self.conv_sizes), values * shape.value_dim, values, decay]
         self.in_proj = self._column(submodules, config.hidden_size, shape.heads * sum(self.sizes))
-        if shape.rule == "kda":
+        if not decay:
             self.decay_down = self._column(submodules, config.hidden_size, shape.key_dim)
             self.decay_up = self._column(submodules, shape.key_dim, shape.value_heads * shape.key_dim)
         self.out_proj = build_module(
@@ -147,9 +149,9 @@ class TreeLinearAttention(MegatronModule):  # type: ignore[misc]  # megatron has
         """
         call = plan_of(packed_seq_params, self.layer_number, "linear")
         projected, _ = self.in_proj(hidden_states)
-        qkv, gate, beta, *decay = torch.split(self._by_head(projected), self.sizes, dim=2)
+        qkv, gate, beta, decay = torch.split(self._by_head(projected), self.sizes, dim=2)
         rows = len(qkv)
-        step = decay[0] if decay else self._by_head(self._low_rank_step(hidden_states))
+        step = decay if self.sizes[-1] else self._by_head(self._low_rank_step(hidden_states))
         inputs = self._convolved(qkv.reshape(rows, -1), call.plan) | {
             "g": self._log_decay(step.reshape(rows, -1)),
             "beta": widen(beta.reshape(rows, -1)).sigmoid(),

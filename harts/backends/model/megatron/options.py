@@ -92,7 +92,9 @@ def transformer_config(config: MegatronConfig) -> Any:
     own, known = _own(config), {each.name for each in fields(cls)}
     faults = [f"{cls.__name__} has no {name}" for name in sorted(set(config.overrides) - known)]
     faults += [
-        f"{name} follows from this configuration's own fields" for name in sorted(set(config.overrides) & set(own))
+        f"{name} follows from this configuration's own fields"
+        for name in sorted(set(config.overrides) & set(own))
+        if config.overrides[name] != own[name]
     ]
     if faults:
         raise ConfigError("\n".join(f"model: overrides: {fault}" for fault in faults))
@@ -169,8 +171,8 @@ def _experts(config: MegatronConfig) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": config.moe.shared_intermediate_size or None,
         "moe_router_score_function": config.moe.scoring,
         "moe_router_pre_softmax": config.moe.scoring == "softmax" and config.moe.top_k == 1,
-        "moe_router_enable_expert_bias": config.moe.expert_bias_rate > 0,
         "moe_router_bias_update_rate": config.moe.expert_bias_rate,
+        **({"moe_router_enable_expert_bias": True} if config.moe.expert_bias_rate else {}),
         "moe_aux_loss_coeff": 0.0,
         "moe_z_loss_coeff": None,
         "moe_grouped_gemm": False,

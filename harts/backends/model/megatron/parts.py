@@ -91,12 +91,23 @@ def _join(name: str, found: dict[int, tuple[Part, Tensor]]) -> Tensor:
 
 def parts_of(module: Any, config: MegatronConfig, groups: Groups) -> Iterator[tuple[Part, torch.nn.Parameter]]:
     """Every parameter of this process's module, and which part it is."""
-    numbers = {str(index): layer.layer_number - 1 for index, layer in enumerate(module.decoder.layers)}
     for name, parameter in module.named_parameters():
-        words = name.split(".")
-        if words[:2] == ["decoder", "layers"]:
-            words[2] = str(numbers[words[2]])
-        yield _part(".".join(words), parameter, config, groups), parameter
+        yield _part(_name(module, name), parameter, config, groups), parameter
+
+
+def buffers_of(module: Any) -> dict[str, Tensor]:
+    """What is no parameter and kept with a model, by its name in a model of one process. Every process has it whole."""
+    parameters = dict(module.named_parameters())
+    kept = {name: each for name, each in module.state_dict().items() if isinstance(each, Tensor)}
+    return {_name(module, name): each for name, each in kept.items() if name not in parameters}
+
+
+def _name(module: Any, name: str) -> str:
+    """Of a tensor of this process's layers, in a model of one process."""
+    words = name.split(".")
+    if words[:2] == ["decoder", "layers"]:
+        words[2] = str(module.decoder.layers[int(words[2])].layer_number - 1)
+    return ".".join(words)
 
 
 def _part(name: str, parameter: Tensor, config: MegatronConfig, groups: Groups) -> Part:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, ModelOutput
 from harts.backends.model.megatron.call import RowSplit, TreeParams, report, tree_params
+from harts.backends.model.megatron.checkpoints.convert import load
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.initial import initialise
 from harts.backends.model.megatron.layer import TreeGpt
 from harts.backends.model.megatron.options import transformer_config
 from harts.backends.model.megatron.output import all_rows
-from harts.backends.model.megatron.parts import parts_of
+from harts.backends.model.megatron.parts import buffers_of, parts_of
 from harts.backends.model.megatron.processes import Groups, join
 from harts.backends.model.megatron.spec import block_spec
 from harts.backends.plan_tensors import PlanTensors
@@ -33,10 +34,10 @@ class Built(NamedTuple):
 
 
 def built(config: MegatronConfig, device: str) -> Built:
-    """The model, with random weights that its seed alone decides.
+    """The model, with the weights of its checkpoint, or random ones that its seed alone decides.
 
     Raises:
-        ConfigError: an override cannot be had, or the model cannot be split so.
+        ConfigError: an override cannot be had, the model cannot be split so, or a checkpoint is not that of the model.
         BackendError: there is no GPU, or there are other process groups.
     """
     options = transformer_config(config)
@@ -49,11 +50,16 @@ def built(config: MegatronConfig, device: str) -> Built:
         max_sequence_length=0,  # of learned positions, which there are none
         position_embedding_type="rope",
         rotary_base=config.rope_theta,
+        rotary_percent=config.rotary_percent,
         share_embeddings_and_output_weights=False,
         pre_process=groups.pp.rank() == 0,
         post_process=groups.pp.rank() == groups.pp.size() - 1,
     )
-    initialise(parts_of(module, config, groups), config)
+    parts = list(parts_of(module, config, groups))
+    if config.checkpoint is None:
+        initialise(parts, config)
+    else:
+        load(parts, buffers_of(module), config)
     piece = (groups.tp.rank(), groups.tp.size()) if options.sequence_parallel else (0, 1)
     return Built(module.to(device), groups, RowSplit(groups.cp.rank(), groups.cp.size(), *piece))
 

@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from harts.backends.model.megatron.config import MegatronConfig
 from harts.backends.model.megatron.core_attention import TreeCoreAttention
 from harts.backends.model.megatron.experts import GroupedExperts
+from harts.backends.model.megatron.gate import GatedMla
 from harts.backends.model.megatron.layer import TreeAttention, TreeLayer, TreeMla
 from harts.backends.model.megatron.linear_attention import LinearShape, LinearSubmodules, TreeLinearAttention
 from harts.backends.model.megatron.norm import RmsNorm
@@ -57,6 +58,7 @@ def linear_attention(config: MegatronConfig) -> ModuleSpec:
         value_dim=config.linear_value_dim,
         conv_width=config.conv_width,
         least_gate=config.least_gate,
+        full_decay=config.decay == "full",
     )
     submodules = LinearSubmodules(column=ColumnParallelLinear, row=RowParallelLinear)
     return ModuleSpec(module=TreeLinearAttention, params={"shape": shape}, submodules=submodules)
@@ -77,13 +79,14 @@ def full_attention(config: MegatronConfig) -> ModuleSpec:
             q_layernorm=RmsNorm,
             kv_layernorm=RmsNorm,
         )
-        return ModuleSpec(module=TreeMla, params=causal, submodules=latent)
+        return ModuleSpec(module=GatedMla if config.head_gate else TreeMla, params=causal, submodules=latent)
+    norm = RmsNorm if config.overrides.get("qk_layernorm") else IdentityOp
     grouped = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=TreeCoreAttention,
         linear_proj=RowParallelLinear,
-        q_layernorm=IdentityOp,
-        k_layernorm=IdentityOp,
+        q_layernorm=norm,
+        k_layernorm=norm,
     )
     return ModuleSpec(module=TreeAttention, params=causal, submodules=grouped)
 

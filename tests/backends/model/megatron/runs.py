@@ -35,6 +35,15 @@ MLA: dict[str, Any] = {
 }
 MOE: dict[str, Any] = {"experts": 5, "top_k": 2, "intermediate_size": 8}
 BIASED: dict[str, Any] = {**MOE, "scoring": "sigmoid", "expert_bias_rate": 0.01, "shared_intermediate_size": 8}
+GROUPED: dict[str, Any] = {
+    "moe": {**BIASED, "experts": 6},
+    "overrides": {
+        "moe_router_num_groups": 3,
+        "moe_router_group_topk": 1,
+        "moe_router_topk_scaling_factor": 2.5,
+    },
+}
+"""Ling 3's routing: experts of the best group, and weights that add up to another number than 1."""
 
 
 def config(**changes: Any) -> MegatronConfig:

@@ -79,6 +79,7 @@ def stock(model: MegatronModel, balance: str = "aux_loss") -> Any:
         max_sequence_length=0,
         position_embedding_type="rope",
         rotary_base=config.rope_theta,
+        rotary_percent=config.rotary_percent,
         share_embeddings_and_output_weights=False,
     )
     theirs.load_state_dict(one_by_one(model.module.state_dict()))
@@ -92,13 +93,15 @@ def _layer(config: MegatronConfig, index: int, backends: tuple[Any, Any]) -> Mod
         num_experts=None if dense or config.moe is None else config.moe.experts,
         moe_grouped_gemm=False,
         normalization="RMSNorm",
+        qk_layernorm=bool(config.overrides.get("qk_layernorm")),
     )
     if config.kinds[index] == "K":
         layer.submodules.self_attention = spec.linear_attention(config)
         layer.submodules.self_attention.module = type("Bound", (OneByOne,), {"backends": backends})
     elif config.attention == "mla":
         layer.submodules.self_attention = spec.full_attention(config)
-        layer.submodules.self_attention.module = MLASelfAttention
+        if not config.head_gate:
+            layer.submodules.self_attention.module = MLASelfAttention
         layer.submodules.self_attention.submodules.core_attention = Scores
     return layer
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,14 @@ def test_configurations_are_checked() -> None:
         config(moe={**MOE, "expert_bias_rate": 0.1})
     with pytest.raises(ValidationError, match="dtype"):
         config(dtype="float64")
+    with pytest.raises(ValidationError, match="head_gate is for attention mla; gqa has Megatron's"):
+        config(head_gate=True)
+    with pytest.raises(ValidationError, match=r"rotary_percent 0.5 of head_dim 6 is 3 channels"):
+        config(rotary_percent=0.5)
+    with pytest.raises(ValidationError, match="rotary_percent is for attention gqa; mla has rope_dim"):
+        config(**MLA, rotary_percent=0.5)
+    with pytest.raises(ValidationError, match="decay is full, which is for rule kda, not gdn"):
+        config(rule="gdn", decay="full")
 
 
 def test_a_router_outside_its_layer_is_refused() -> None:
@@ -168,6 +177,43 @@ def test_one_seed_gives_one_model_and_leaves_torchs_random_state_alone() -> None
     for name, each in first.module.named_parameters():
         assert torch.equal(each, dict(second.module.named_parameters())[name]), name
     assert not torch.equal(first.head_weight(), other.head_weight())
+
+
+def test_a_selection_bias_may_stay_what_it_is() -> None:
+    model = tiny(moe={**MOE, "scoring": "sigmoid"}, overrides={"moe_router_enable_expert_bias": True})
+    before = model.module.decoder.layers[0].mlp.router.expert_bias.clone()
+    model.update_expert_bias(torch.tensor([[4.0, 0.0, 2.0, 1.0, 3.0]]).repeat(4, 1))
+    assert torch.equal(model.module.decoder.layers[0].mlp.router.expert_bias, before)
+    with pytest.raises(ConfigError, match="moe_router_enable_expert_bias follows from this configuration's own fields"):
+        tiny(moe=BIASED, overrides={"moe_router_enable_expert_bias": False})
+
+
+@pytest.mark.parametrize("attention", [{**GQA, "overrides": {"qk_layernorm": True}}, MLA])
+def test_norms_centred_at_zero_are_the_same_norms(attention: dict[str, Any]) -> None:
+    plain, paths = tiny(**attention), forest(0)
+    centred = tiny(
+        **attention | {"overrides": attention.get("overrides", {}) | {"layernorm_zero_centered_gamma": True}}
+    )
+    weights = {name: each for name, each in plain.module.state_dict().items() if isinstance(each, torch.Tensor)}
+    with torch.no_grad():
+        for name, each in centred.module.state_dict().items():
+            if isinstance(each, torch.Tensor):
+                each.copy_(weights[name] - float("norm" in name and not name.endswith("self_attention.norm")))
+    ours, wanted = (gradients(each.module, planned_loss(each, compact(paths), paths)) for each in (centred, plain))
+    assert max(errors(ours, wanted).values()) <= 1e-5
+
+
+def test_norms_centred_at_zero_tell_what_bfloat16_cannot_add_to_one() -> None:
+    from harts.backends.model.megatron.norm import RmsNorm
+
+    options = SimpleNamespace(layernorm_zero_centered_gamma=True, params_dtype=torch.bfloat16, sequence_parallel=False)
+    norm, x = RmsNorm(options, 64), torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    unscaled = norm(x)
+    norm.weight.data.fill_(3e-3)
+    wide = x.double() * x.double().square().mean(-1, keepdim=True).rsqrt()
+    assert torch.equal(norm(x), (wide * (1.0 + norm.weight.double())).bfloat16())
+    assert torch.equal(1.0 + norm.weight, torch.ones_like(norm.weight))
+    assert not torch.equal(norm(x), unscaled)
 
 
 @pytest.mark.parametrize("attention", [GQA, MLA])

@@ -14,6 +14,12 @@ from harts.backends.model.linear_layer import LinearLayer
 from tests.backends.model.megatron.runs import compact, config, forest, tensors, tiny
 
 WIDE = ("conv", "a_log", "dt_bias")
+CASES: list[dict[str, Any]] = [
+    {"rule": "kda"},
+    {"rule": "kda", "least_gate": -5.0},
+    {"rule": "kda", "decay": "full"},
+    {"rule": "gdn"},
+]
 
 
 def _by_head(heads: int, *parts: Tensor) -> Tensor:
@@ -37,6 +43,8 @@ def _copy(theirs: LinearLayer, ours: Any) -> None:
     parts = [*theirs.qkv.weight.split(theirs.sizes), theirs.gate.weight, theirs.beta.weight]
     if theirs.rule == "gdn":
         parts.append(theirs.decay.weight)
+    elif ours.shape.full_decay:
+        parts.append(theirs.decay[1].weight @ theirs.decay[0].weight)
     else:
         ours.decay_down.weight.copy_(theirs.decay[0].weight)
         ours.decay_up.weight.copy_(theirs.decay[1].weight)
@@ -47,7 +55,7 @@ def _copy(theirs: LinearLayer, ours: Any) -> None:
         mine.copy_(wanted)
 
 
-@pytest.mark.parametrize("changes", [{"rule": "kda"}, {"rule": "kda", "least_gate": -5.0}, {"rule": "gdn"}])
+@pytest.mark.parametrize("changes", CASES)
 def test_it_is_the_layer_of_the_reference_model(changes: dict[str, Any]) -> None:
     from harts.backends.model.megatron.call import tree_params
 

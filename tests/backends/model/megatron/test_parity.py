@@ -12,6 +12,7 @@ from tests.backends.model.megatron.runs import (
     BIASED,
     CHUNK,
     GQA,
+    GROUPED,
     MLA,
     MOE,
     SINGLE,
@@ -37,6 +38,15 @@ CASES: list[dict[str, Any]] = [
     {"rule": "gdn", **GQA, "moe": BIASED},
     {"pattern": "A", **GQA, "layers": 2, "moe": BIASED},
     {"pattern": "A", **MLA, "layers": 2, "moe": {**MOE, "shared_intermediate_size": 8}},
+    {"rule": "kda", **MLA, "decay": "full", "least_gate": -5.0, "head_gate": True, **GROUPED},
+    {
+        "rule": "gdn",
+        **GQA,
+        "head_dim": 8,
+        "rotary_percent": 0.5,
+        "moe": {**MOE, "shared_intermediate_size": 8},
+        "overrides": {"attention_output_gate": True, "qk_layernorm": True, "moe_shared_expert_gate": True},
+    },
 ]
 
 

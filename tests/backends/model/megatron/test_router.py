@@ -12,6 +12,7 @@ from harts.backends.model.megatron.backend import MegatronModel
 from harts.errors import BackendError
 from tests.backends.model.megatron.runs import (
     BIASED,
+    GROUPED,
     MOE,
     SINGLE,
     compact,
@@ -39,6 +40,7 @@ def _native(model: MegatronModel, balance: str) -> Any:
         max_sequence_length=0,
         position_embedding_type="rope",
         rotary_base=model.config.rope_theta,
+        rotary_percent=model.config.rotary_percent,
         share_embeddings_and_output_weights=False,
     )
     made.load_state_dict(model.module.state_dict())
@@ -75,16 +77,16 @@ def _counts(module: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("balance", ["aux_loss", "global_aux_loss"])
-@pytest.mark.parametrize("moe", [MOE, BIASED])
-def test_a_step_equals_that_of_megatrons_own_router(moe: dict[str, Any], balance: str, recompute: str) -> None:
+@pytest.mark.parametrize("chosen", [{"moe": MOE}, {"moe": BIASED}, GROUPED])
+def test_a_step_equals_that_of_megatrons_own_router(chosen: dict[str, Any], balance: str, recompute: str) -> None:
     from tests.backends.model.megatron.stock import stock
 
-    model, batches = tiny(moe=moe, recompute=recompute), [rectangle(1), rectangle(2, count=4)]
+    model, batches = tiny(**chosen, recompute=recompute), [rectangle(1), rectangle(2, count=4)]
     theirs, native = stock(model, balance), _native(model, balance)
     wanted = _stock_step(theirs, batches)
     found = errors(_step(model, native, batches), wanted)
     assert max(found.values()) <= SINGLE, found
-    if moe is BIASED:
+    if chosen["moe"].get("expert_bias_rate"):
         assert all(torch.equal(mine, other) for mine, other in zip(_counts(native), _counts(theirs), strict=True))
         assert int(_counts(native)[0].sum()) == 2 * sum(len(path) for paths in batches for path in paths)
     found = errors(_step(model, _native(model, balance), batches, ones=True), wanted)

@@ -1,0 +1,1 @@
+"""Checkpoints of Hugging Face models, as models of Megatron-core."""
