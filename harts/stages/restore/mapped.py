@@ -60,24 +60,23 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         """Log-probs and entropies of what is wanted; each process of `split.positions` computes those of some rows."""
         model, config = self.env.model, self.config
         weight, group = model.head_weight(), model.split.positions
-        whole = len(wanted.row)
-        own = None
-        if group is not None:
-            own = own_positions(wanted.row, dist.get_rank(group), dist.get_world_size(group))
-            wanted = wanted.take(own)
-        logprobs, entropies = mapped_logprobs(
-            _tensor(hidden, weight.device),
-            weight,
-            wanted,
-            rows_per_block=config.rows_per_block,
-            entropy=config.entropy,
-            split=model.split.head,
-        )
-        if group is None or own is None:
-            return logprobs, entropies
-        values = [logprobs] if entropies is None else [logprobs, entropies]
-        logprobs, *others = exchange(torch.stack(values), own, whole, group).unbind()
-        return logprobs, others[0] if others else None
+
+        def computed(wanted: Predictions) -> tuple[Tensor, Tensor | None]:
+            return mapped_logprobs(
+                _tensor(hidden, weight.device),
+                weight,
+                wanted,
+                rows_per_block=config.rows_per_block,
+                entropy=config.entropy,
+                split=model.split.head,
+            )
+
+        if group is None:
+            return computed(wanted)
+        own = own_positions(wanted.row, dist.get_rank(group), dist.get_world_size(group))
+        values = [each for each in computed(wanted.take(own)) if each is not None]
+        logprobs, *entropies = exchange(torch.stack(values), own, len(wanted.row), group).unbind()
+        return logprobs, entropies[0] if entropies else None
 
 
 def _among(values: Tensor | None, members: Int64, count: int) -> Tensor | None:

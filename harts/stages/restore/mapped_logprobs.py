@@ -3,7 +3,7 @@
 Logits exist for one block of rows at a time, in forward and again in backward; nothing of their size is kept.
 Backward only computes logits of rows whose positions have a gradient: in rollouts most tokens are not trained.
 On a GPU products of 16-bit numbers are summed in float32, and gradients of logits are rounded to 16 bits before them.
-Shape suffixes: b rows of a block, g distributions of a group, V vocabulary (of this process if it is split over several),
+Shape suffixes: b rows of a block, g distributions of a group, V vocabulary (of this process if it is split),
 M positions.
 """
 
