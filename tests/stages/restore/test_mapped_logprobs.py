@@ -49,6 +49,19 @@ def test_values_and_gradients_are_those_of_log_softmax(rows_per_block: int, temp
     assert not mine[0][[3, 10]].any()
 
 
+@pytest.mark.parametrize("temperatures", ["none", "many"])
+def test_rows_without_a_gradient_do_not_change_those_of_others(temperatures: str) -> None:
+    hidden, weight = inputs()
+    positions = wanted(temperatures)
+    live = torch.from_numpy(np.isin(positions.row, (1, 4, 8)))
+    got = mapped_logprobs(hidden, weight, positions, rows_per_block=2, entropy=True)
+    want = plain(hidden, weight, positions)
+    mine = torch.autograd.grad(sum(each[live].sin().sum() for each in got), (hidden, weight))
+    theirs = torch.autograd.grad(sum(each[live].sin().sum() for each in want), (hidden, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_each_output_alone_has_the_right_gradient(which: int) -> None:
     hidden, weight = inputs()

@@ -35,9 +35,10 @@ VARIED: dict[str, dict[str, Any]] = {
     "all": {},
     "float32": {"dtype": torch.float32},
     "log-probs alone": {"entropy": False},
+    "some have a gradient": {"mask": "some"},
     "trained": {"restored": "trained", "mask": "some"},
     "untrained": {"restored": "trained", "mask": "none"},
-    "no gradient": {"mask": "none"},
+    "none has a gradient": {"mask": "none"},
     "fewer rows than processes": {"paths": "pair"},
 }
 COMPARED = {f"{name}, {how}": case._replace(**each) for name, case in SPLITS.items() for how, each in VARIED.items()}
