@@ -6,14 +6,16 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pydantic import PositiveInt
 from torch import Tensor
 
 from harts.ir import CompactOutputs, SemanticOutputs
 from harts.ir.base import Int64, TensorLike
 from harts.stages.base import Stage, StageConfig
-from harts.stages.restore.labels import predictions
+from harts.stages.restore.labels import Predictions, predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
+from harts.stages.restore.positions import exchange, own_positions
 
 
 class Mapped(Stage[CompactOutputs, SemanticOutputs]):
@@ -21,6 +23,10 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
 
     Logits are divided by the temperature that each token was sampled with. Renormalisation by top-k or top-p
     sampling is not undone.
+
+    Where the model's work is split over processes, all of them get every log-prob, in equal bits, and all have to
+    compute the same loss of them. Gradients are then of this process's part alone: of its rows of the LM head, or of
+    its positions; those of hidden states are summed over the processes by the model.
     """
 
     class Config(StageConfig):
@@ -42,17 +48,35 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
             BackendError: a target is outside the vocabulary.
             InputError: a temperature is not positive and finite.
         """
-        weight = self.env.model.head_weight()
-        hidden = _tensor(outputs.hidden, weight.device)
-        wanted = predictions(outputs.layout, self.env.model.vocabulary)
-        rows_per_block, entropy = self.config.rows_per_block, self.config.entropy
-        if self.config.positions == "all":
-            restored = mapped_logprobs(hidden, weight, wanted, rows_per_block=rows_per_block, entropy=entropy)
-            return SemanticOutputs(outputs, *restored)
         columns = outputs.layout.plan.tree.columns
+        wanted = predictions(outputs.layout, self.env.model.vocabulary)
+        if self.config.positions == "all":
+            return SemanticOutputs(outputs, *self._restored(outputs.hidden, wanted))
         trained = np.flatnonzero(columns.loss_mask[columns.predicted()])
-        some = mapped_logprobs(hidden, weight, wanted.take(trained), rows_per_block=rows_per_block, entropy=entropy)
+        some = self._restored(outputs.hidden, wanted.take(trained))
         return SemanticOutputs(outputs, *(_among(each, trained, len(wanted.row)) for each in some))
+
+    def _restored(self, hidden: TensorLike, wanted: Predictions) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies of what is wanted; each process of `split.positions` computes those of some rows."""
+        model, config = self.env.model, self.config
+        weight, group = model.head_weight(), model.split.positions
+
+        def computed(wanted: Predictions) -> tuple[Tensor, Tensor | None]:
+            return mapped_logprobs(
+                _tensor(hidden, weight.device),
+                weight,
+                wanted,
+                rows_per_block=config.rows_per_block,
+                entropy=config.entropy,
+                split=model.split.head,
+            )
+
+        if group is None:
+            return computed(wanted)
+        own = own_positions(wanted.row, dist.get_rank(group), dist.get_world_size(group))
+        values = [each for each in computed(wanted.take(own)) if each is not None]
+        logprobs, *entropies = exchange(torch.stack(values), own, len(wanted.row), group).unbind()
+        return logprobs, entropies[0] if entropies else None
 
 
 def _among(values: Tensor | None, members: Int64, count: int) -> Tensor | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harts.backends.split import Split
 from harts.errors import BackendError, InputError
 from harts.ir import CompactLayout, CompactOutputs, SemanticOutputs
 from harts.stages.restore import labels
@@ -24,7 +25,8 @@ FORK = [[1, 2, 3, 4], [1, 2, 3, 5], [9, 8]]
 
 
 def restore(layout: CompactLayout, hidden: Any, weight: Tensor, **config: Any) -> SemanticOutputs:
-    env = SimpleNamespace(model=SimpleNamespace(head_weight=lambda: weight), device="cpu", dtype=weight.dtype)
+    model = SimpleNamespace(head_weight=lambda: weight, vocabulary=len(weight), split=Split())
+    env = SimpleNamespace(model=model, device="cpu", dtype=weight.dtype)
     return Mapped(Mapped.Config(**config), env).run(CompactOutputs(layout, hidden))
 
 

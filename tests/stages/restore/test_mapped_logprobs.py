@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harts.stages.restore import mapped_logprobs as module
 from harts.stages.restore.labels import Predictions
 from harts.stages.restore.mapped_logprobs import mapped_logprobs
 from harts.stages.restore.products import product
+from tests.stages.restore.plain import Largest, plain
 
 ROWS, WIDTH, VOCABULARY = 11, 5, 13
 
@@ -34,14 +32,6 @@ def wanted(temperatures: str, count: int = 40) -> Predictions:
     return Predictions(row, target, scale[temperatures])
 
 
-def plain(hidden: Tensor, weight: Tensor, positions: Predictions) -> tuple[Tensor, Tensor]:
-    logits = (hidden @ weight.T)[torch.from_numpy(positions.row)]
-    if positions.inverse_temperature is not None:
-        logits = logits * torch.from_numpy(positions.inverse_temperature)[:, None]
-    logp = logits.log_softmax(dim=1)
-    return logp[torch.arange(len(logp)), torch.from_numpy(positions.target)], -(logp.exp() * logp).sum(dim=1)
-
-
 @pytest.mark.parametrize("rows_per_block", [1, 3, 1000])
 @pytest.mark.parametrize("temperatures", ["none", "one", "many"])
 def test_values_and_gradients_are_those_of_log_softmax(rows_per_block: int, temperatures: str) -> None:
@@ -57,6 +47,19 @@ def test_values_and_gradients_are_those_of_log_softmax(rows_per_block: int, temp
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert not mine[0][[3, 10]].any()
+
+
+@pytest.mark.parametrize("temperatures", ["none", "many"])
+def test_rows_without_a_gradient_do_not_change_those_of_others(temperatures: str) -> None:
+    hidden, weight = inputs()
+    positions = wanted(temperatures)
+    live = torch.from_numpy(np.isin(positions.row, (1, 4, 8)))
+    got = mapped_logprobs(hidden, weight, positions, rows_per_block=2, entropy=True)
+    want = plain(hidden, weight, positions)
+    mine = torch.autograd.grad(sum(each[live].sin().sum() for each in got), (hidden, weight))
+    theirs = torch.autograd.grad(sum(each[live].sin().sum() for each in want), (hidden, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -107,21 +110,6 @@ def test_bfloat16_is_accumulated_in_float32() -> None:
     torch.testing.assert_close(got, plain(hidden.float(), weight.float(), wanted("none"))[0], rtol=1e-6, atol=1e-6)
     got.sum().backward()
     assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
-
-
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.numel())
-        return out
 
 
 def test_memory_is_a_block_of_logits_in_both_directions() -> None:
