@@ -5,11 +5,13 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
+import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from harts.backends.model.megatron.call import TreeParams
 from harts.backends.model.megatron.rotary import RowRotary
@@ -53,14 +55,36 @@ class TreeAttention(SelfAttention):  # type: ignore[misc]  # megatron has no typ
         _rotated_as_one(self)
 
 
+class Latent(nn.Module):
+    """Projection to a latent that all heads share; every tensor-parallel process has it whole, for its own rows.
+
+    Split by columns, as Megatron would without Transformer Engine, gradients of the rotated key that all heads share
+    are lost: each process keeps those of its own heads.
+    """
+
+    def __init__(self, config: Any, stock: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(stock.output_size, stock.input_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """[..., hidden] to [..., latent], and no bias."""
+        return linear(x, self.weight), None
+
+
 class TreeMla(MLASelfAttention):  # type: ignore[misc]  # megatron has no types
     """Multi-head latent attention, which rotates by tables of its own."""
 
     rotary_pos_emb: Any
+    linear_kv_down_proj: Any
+    linear_q_down_proj: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rotary_pos_emb = RowRotary(self.rotary_pos_emb)
+        self.linear_kv_down_proj = Latent(self.config, self.linear_kv_down_proj)
+        if self.config.q_lora_rank is not None:
+            self.linear_q_down_proj = Latent(self.config, self.linear_q_down_proj)
         _rotated_as_one(self)
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch import Tensor
 from torch.nn.functional import silu
 
 from harts.backends.model.megatron.config import MegatronConfig
@@ -136,13 +137,18 @@ def _own(config: MegatronConfig) -> dict[str, Any]:
         "params_dtype": config.torch_dtype,
         "bf16": config.dtype == "bfloat16",
         "use_cpu_initialization": True,
-        "perform_initialization": False,
+        "init_method": _untouched,  # weights are drawn once all are there
+        "output_layer_init_method": _untouched,
         "moe_router_load_balancing_type": "none",  # losses come with the statistics
         **_attention(config),
         **_experts(config),
         **_recompute(config),
         **_parallel(config),
     }
+
+
+def _untouched(weight: Tensor) -> Tensor:
+    return weight
 
 
 def _attention(config: MegatronConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def run_schedule(model: Any, count: int, passes: Iterator[Pass]) -> None:
         passes: of them.
     """
     model.zero_grad_buffer()
+    model.zero_grad(set_to_none=True)  # Megatron's optimizers leave gradients there, which would be added again
     get_forward_backward_func()(
         forward_step_func=_forward_step,
         data_iterator=passes,
