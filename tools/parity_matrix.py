@@ -6,7 +6,9 @@
 
 A topology is sizes joined by +: tp, cp, pp, ep, dp; sp is sequence parallelism, do the distributed optimizer. Each runs
 two optimizer steps of GRPO with router losses and expert bias on random trees, on compact rows, in processes that
-torchrun starts. The reference is one process that runs every trajectory by itself, q = 1: no row is shared.
+torchrun starts. The reference is one process that runs every trajectory by itself, q = 1: no row is shared. With do the
+optimizer is Adam, whose first steps are signs of gradients, however small: there the reference is the same topology
+without do.
 
 One row a topology, rule, attention and recomputation. `gradient` is the worst |a - b| / |b| over all parameters and
 both steps, |b| no less than a hundredth of the norm of all gradients; `weight` is |a - b| / |b| of the parameters after
@@ -38,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 FILE = HERE / "parity_bench" / "pipeline.yaml"
 BOUND = 1e-5
 """Largest difference in float32."""
+ADAM = ("train.optimizer=adamw", "train.learning_rate=0.001")
 FIELDS = ("gradient", "weight", "loss", "logprob", "router", "gradient_norm")
 
 
@@ -81,24 +84,31 @@ def _case(given: argparse.Namespace, case: dict[str, str], folder: Path) -> list
         ]
     }
     for each in wanted:
-        jobs.setdefault(each.processes, []).append(_job(each.name, each, overrides, layouts["compact"]))
+        listed = jobs.setdefault(each.processes, [])
+        if not each.distributed_optimizer:
+            listed.append(_job(each.name, each, overrides, layouts["compact"]))
+            continue
+        adam = [*overrides, *ADAM]
+        listed.append(_job(each.name, each, adam, layouts["compact"]))
+        listed.append(_job(f"{each.name} without", each.replicated(), adam, layouts["compact"]))
     for processes, listed in sorted(jobs.items()):
         _run(processes, listed, folder / f"of_{processes}", given.timeout)
-    reference = collected(folder / "of_1" / "flat")
     rows = []
     for name, processes in [("one", 1), ("q=1", 1), *((each.name, each.processes) for each in wanted)]:
-        row = _row(name, processes, case, folder / f"of_{processes}" / name, reference)
+        place = folder / f"of_{processes}"
+        without = place / f"{name} without"
+        row = {"topology": name, "processes": processes, **case}
+        row |= _compared(name, place / name, without if without.exists() else folder / "of_1" / "flat")
         print(line(row), file=_out(given), flush=True)
         rows.append(row)
     return rows
 
 
-def _row(name: str, processes: int, case: dict[str, str], folder: Path, reference: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"topology": name, "processes": processes, **case}
+def _compared(name: str, folder: Path, reference: Path) -> dict[str, Any]:
     try:
-        row |= verdict(collected(folder), reference)
+        row = verdict(collected(folder), collected(reference))
     except FileNotFoundError as error:
-        return row | {"ok": False, "error": str(error)}
+        return {"ok": False, "error": str(error)}
     return row | {"ok": holds(row, BOUND) != (name == "q=1")}
 
 

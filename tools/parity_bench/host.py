@@ -61,6 +61,17 @@ def _device(replace: Any) -> None:
     replace(torch.cuda, "stream", lambda *_: nullcontext())
     replace(torch.Tensor, "cuda", lambda self, *_, **__: self)
     replace(torch.Tensor, "record_stream", lambda *_: None)
+    replace(torch.Tensor, "type", _named_as_of_gpu(torch.Tensor.type))
+
+
+def _named_as_of_gpu(stock: Any) -> Any:
+    """Megatron's optimizers ask tensors for the name of their type."""
+
+    def named(self: torch.Tensor, *given: Any, **others: Any) -> Any:
+        found = stock(self, *given, **others)
+        return found if given or others else found.replace("torch.", "torch.cuda.")
+
+    return named
 
 
 def _factories(replace: Any) -> None:

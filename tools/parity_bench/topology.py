@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KEYS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
 ALL = (
-    "tp2",
     "tp2+sp",
     "pp2",
     "ep2",
@@ -36,6 +35,10 @@ class Topology:
         """All of them."""
         inside = self.sizes["tensor"] * self.sizes["context"] * self.sizes["pipeline"]
         return inside * self.replicas
+
+    def replicated(self) -> Topology:
+        """The same without the distributed optimizer."""
+        return replace(self, distributed_optimizer=False)
 
     def overrides(self) -> list[str]:
         """What to set in a pipeline file."""

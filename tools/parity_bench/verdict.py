@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROUTER = ("z", "balance")
 FLOOR = 1e-2
 """Of the norm of all gradients: where terms cancel in one of them, its rounding is of the size of the terms."""
 
@@ -30,17 +31,17 @@ def verdict(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> dict[s
 
     Args:
         found: of all processes of a topology.
-        wanted: of one process.
+        wanted: of the reference.
     """
     steps = list(zip(found[0]["steps"], wanted[0]["steps"], strict=True))
     shares = [each["steps"] for each in found]
     gradients = {}
-    for index, (_, reference) in enumerate(steps):
+    for index in range(len(steps)):
         if all(share[index]["gradients"] is not None for share in shares):
             ours = _whole([share[index]["gradients"] for share in shares])
-            gradients = _worse(gradients, errors(ours, _whole([reference["gradients"]])))
+            gradients = _worse(gradients, errors(ours, _whole([each["steps"][index]["gradients"] for each in wanted])))
     weights = errors(*(_whole([each["weights"] for each in side]) for side in (found, wanted)), floor=0.0)
-    biases = {number: bias for each in found for number, bias in each["bias"].items()}
+    biases, wanted_biases = ({n: bias for each in side for n, bias in each["bias"].items()} for side in (found, wanted))
     return {
         "gradient": max(gradients.values(), default=None),
         "gradient_of": max(gradients, key=lambda name: gradients[name], default=None),
@@ -49,10 +50,12 @@ def verdict(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> dict[s
         "logprob": max(_apart(a["logprobs"], b["logprobs"]) for a, b in steps),
         "entropy": max(_apart(a["entropy"], b["entropy"]) for a, b in steps),
         "gradient_norm": max(abs(a["gradient_norm"] / b["gradient_norm"] - 1.0) for a, b in steps),
-        "router": max(abs(a[each] / b[each] - 1.0) for a, b in steps for each in ("z", "balance") if b[each]),
-        "equal_load": all(torch.equal(a["load"], b["load"]) for a, b in steps),
-        "equal_bias": set(biases) == set(wanted[0]["bias"])
-        and all(torch.equal(biases[number], bias) for number, bias in wanted[0]["bias"].items()),
+        "router": max(
+            (abs(a[each] / b[each] - 1.0) for a, b in steps for each in ("z", "balance") if b[each]), default=None
+        ),
+        "equal_load": all(a["load"] is b["load"] or torch.equal(a["load"], b["load"]) for a, b in steps),
+        "equal_bias": set(biases) == set(wanted_biases)
+        and all(torch.equal(biases[number], bias) for number, bias in wanted_biases.items()),
         "equal_ranks": all(_same(each["steps"], found[0]["steps"]) for each in found),
     }
 

@@ -17,7 +17,7 @@ from harts.backends.model.reference import Reference
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.backends.split import HeadSplit, Split
-from harts.errors import BackendError
+from harts.errors import BackendError, ConfigError
 
 
 class MegatronModel(Model):
@@ -125,9 +125,15 @@ class MegatronModel(Model):
         return norm
 
     def optimizer(self, name: Optimizer, learning_rate: float) -> Any:
-        """What updates the parameters: of several processes Megatron's own, with weights and state in float32."""
+        """What updates the parameters: of several processes Megatron's own, with weights and state in float32.
+
+        Raises:
+            ConfigError: the distributed optimizer cannot be of this name.
+        """
         if self.parallel is None:
             return super().optimizer(name, learning_rate)
+        if name == "sgd" and self.config.parallel.distributed_optimizer:
+            raise ConfigError("train.optimizer: sgd: Megatron's distributed optimizer has adamw alone")
         return _megatron("optimizer").built_optimizer(name, learning_rate, self.parallel, self.config)
 
 

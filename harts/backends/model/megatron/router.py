@@ -67,8 +67,9 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
         # like Megatron's, the balance loss looks at choices without the selection bias, the load at those with it
         found = statistics(rows, Routing(scores.topk(self.topk, dim=1).indices, probs, scores), q, self._total)
         found = found._replace(load=q.to(rows.dtype) @ routing_map.to(rows.dtype))
-        real = (q > 0)[:, None]  # padding rows go to no expert
-        return attach(probs * real, found, self.layer_number, self.call), routing_map & real
+        # experts compute padding rows too, a few at most: Megatron counts on as many choices of every row. Their weight
+        # is 0, so nothing comes of them, and no gradient goes into an expert
+        return attach(probs * (q > 0)[:, None], found, self.layer_number, self.call), routing_map
 
     def _total(self, counts: Tensor) -> Tensor:
         """Sum over the processes that have other rows of the microbatch."""
