@@ -73,12 +73,17 @@ class Pipeline:
             ConfigError: with every reason why the file's choice cannot serve, and what could.
         """
         if self._env is None:
-            from harts.backends.build import build_env  # noqa: PLC0415  (imports torch)
+            from harts.backends.build import Prepared, build_env  # noqa: PLC0415  (imports torch)
 
             model, linear, full = (self._pair(section) for section in BACKEND_SECTIONS)
-            chunk_size, conv_width = self._number("call_plan", "chunk_size"), self._number("layout", "conv_width")
+            prepared = Prepared(
+                chunk_size=self._number("call_plan", "chunk_size"),
+                conv_width=self._number("layout", "conv_width"),
+                row_multiple=self._value("layout", "row_multiple") or 1,
+                replicas=self._value("partition", "replicas"),
+            )
             try:
-                self._env = build_env(model, linear, full, chunk_size, conv_width, self.settings.device, self._module)
+                self._env = build_env(model, linear, full, prepared, self.settings.device, self._module)
             except (BackendError, ConfigError) as error:
                 lines = str(error).splitlines()
                 raise ConfigError("\n".join(f"{self.settings.path}: {line}" for line in lines)) from error
@@ -114,12 +119,17 @@ class Pipeline:
         return component.cls, component.config
 
     def _number(self, section: str, field: str) -> int:
-        component = self.settings.components.get(section)
-        if component is None or not hasattr(component.config, field):
+        found = self._value(section, field)
+        if found is None:
             raise ConfigError(
                 f"{self.settings.path}: {section}.{field}: the backends need it, and it is not configured"
             )
-        return int(getattr(component.config, field))
+        return found
+
+    def _value(self, section: str, field: str) -> int | None:
+        component = self.settings.components.get(section)
+        value: int | None = None if component is None else getattr(component.config, field, None)
+        return value
 
     def stage(self, kind: str) -> Any:
         """The built stage of a kind."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -13,12 +13,24 @@ from harts.registry import names, resolve
 from harts.schema import StageConfig
 
 
+class Prepared(NamedTuple):
+    """What the planning stages of a file prepare."""
+
+    chunk_size: int
+    """Tokens a chunk, of the call plan."""
+    conv_width: int
+    """Tokens in a window of the short convolution, of the layout."""
+    row_multiple: int = 1
+    """Rows of a layout are a multiple of it."""
+    replicas: int | None = None
+    """Data-parallel replicas that microbatches are for, of the partition; none if it does not say."""
+
+
 def build_env(  # noqa: PLR0917
     model: tuple[type[Any], StageConfig],
     linear: tuple[type[LinearAttention], StageConfig],
     full: tuple[type[FullAttention], StageConfig],
-    chunk_size: int,
-    conv_width: int,
+    prepared: Prepared,
     device: str,
     module: Any = None,
 ) -> Env:
@@ -28,8 +40,7 @@ def build_env(  # noqa: PLR0917
         model: class of a `Model` and its config; it is built as `cls(config, linear, full, device)`.
         linear: class of the linear-attention backend and its config.
         full: class of the full-attention backend and its config.
-        chunk_size: tokens a chunk, of the call plan.
-        conv_width: tokens in a window of the short convolution, of the layout.
+        prepared: what its inputs will be like.
         device: as torch names it.
         module: the caller's own, which the model is to run instead of one that it builds.
 
@@ -43,11 +54,9 @@ def build_env(  # noqa: PLR0917
         raise BackendError(f"models: {model[0].__name__}: builds its own module and takes none")
     given = {} if module is None else {"module": module}
     built: Model = model[0](model[1], linear_backend, full_backend, device, **given)
-    need = built.need(chunk_size)
+    need = built.need(prepared.chunk_size)
     reasons = [f"models: {_name(built)}: {reason}" for reason in built.why_not(need)]
-    if need.conv_width != conv_width:
-        text = f"its conv_width is {need.conv_width}, but the layout prepares windows of {conv_width}"
-        reasons.append(f"models: {_name(built)}: {text}")
+    reasons += [f"models: {_name(built)}: {fault}" for fault in _unprepared(built, need, prepared)]
     for kind, backend in (("linear_attention", linear_backend), ("full_attention", full_backend)):
         faults = backend.why_not(need)
         reasons += [f"{kind}: {_name(backend)}: {fault}" for fault in faults]
@@ -56,6 +65,20 @@ def build_env(  # noqa: PLR0917
     if reasons:
         raise BackendError("\n".join(reasons))
     return Env(built, device, need.dtype)
+
+
+def _unprepared(model: Model, need: Need, prepared: Prepared) -> list[str]:
+    """Why a model cannot take what is planned."""
+    faults, split = [], model.split
+    if need.conv_width != prepared.conv_width:
+        faults.append(f"its conv_width is {need.conv_width}, but the layout prepares windows of {prepared.conv_width}")
+    if prepared.row_multiple % split.row_multiple:
+        text = f"layout.row_multiple is {prepared.row_multiple}"
+        faults.append(f"its rows are split over processes in {split.row_multiple} parts, but {text}")
+    if prepared.replicas is not None and split.replicas not in (1, prepared.replicas):
+        text = f"partition.replicas is {prepared.replicas}"
+        faults.append(f"it has {split.replicas} data-parallel replicas, but {text}")
+    return faults
 
 
 def check_device(device: str) -> None:

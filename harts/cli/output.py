@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from argparse import Namespace
 from typing import Any
@@ -15,8 +16,14 @@ from harts.errors import HartsError
 
 
 def result(report: dict[str, Any], text: str, as_json: bool) -> None:
-    """Print a command's result."""
-    print(json.dumps(_finite(report), indent=2, allow_nan=False) if as_json else text)
+    """Print a command's result; of several ranks, the first one's."""
+    if leads():
+        print(json.dumps(_finite(report), indent=2, allow_nan=False) if as_json else text)
+
+
+def leads() -> bool:
+    """Whether this process speaks for all that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def printed(settings: Settings, given: Namespace) -> bool:
@@ -30,8 +37,9 @@ def printed(settings: Settings, given: Namespace) -> bool:
 def failure(error: HartsError, as_json: bool) -> None:
     """Print an expected error: its text and its notes, no trace."""
     notes = getattr(error, "__notes__", [])
-    print("\n".join([str(error), *notes]), file=sys.stderr)
-    if as_json:
+    rank = "" if "RANK" not in os.environ else f"rank {os.environ['RANK']}: "
+    print(rank + "\n".join([str(error), *notes]), file=sys.stderr)
+    if as_json and leads():
         lines = str(error).splitlines()
         print(json.dumps({"error": type(error).__name__, "messages": lines, "notes": notes}, indent=2))
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any
 
 import harts.explain
-from harts.cli.output import printed, result
-from harts.cli.training import check_settings, train
+from harts.cli.output import leads, printed, result
+from harts.cli.training import check_settings, together, train
 from harts.config import Scope, Settings, load_settings
 from harts.errors import ConfigError, InputError
 from harts.explain_plan import explain_plan, render_plan, step_of
@@ -84,7 +84,7 @@ def run(given: Namespace) -> int:
     check_settings(pipeline)
     start = _start(given)
     if settings.train is not None:
-        layouts = _layouts(pipeline, start)
+        layouts = together(lambda: _layouts(pipeline, start))
         report, ok = train(pipeline, layouts)
     else:
         layouts, report = _restored(pipeline, start)
@@ -96,8 +96,9 @@ def run(given: Namespace) -> int:
 
 def _settings(given: Namespace, scope: Scope) -> Settings:
     settings = load_settings(given.file, given.overrides, scope)
-    changes: dict[str, Any] = {"progress": False, "print": ()} if given.quiet else {}
+    changes: dict[str, Any] = {"progress": False, "print": ()} if given.quiet or not leads() else {}
     changes |= {"dump": given.dump} if given.dump is not None else {}
+    changes |= {} if leads() else {"dump": None}
     changes |= {"verify": given.verify} if given.verify is not None else {}
     return replace(settings, observe=settings.observe.model_copy(update=changes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from harts.errors import ConfigError
@@ -10,17 +11,31 @@ from harts.pipeline import Pipeline
 from harts.report import comparison_report, steps_report
 
 
+def together(plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMicrobatch[CompactLayout]:
+    """Plan on all ranks that there are.
+
+    Raises:
+        HartsError: on all of them, if it cannot be done on one.
+    """
+    from harts.train.agreement import planned_together  # noqa: PLC0415  (imports torch)
+
+    return planned_together(plan)
+
+
 def check_settings(pipeline: Pipeline) -> None:
     """Find conflicts between the `train` section and others; builds the model.
 
     Raises:
         ConfigError: with every one.
     """
-    from harts.train.check import setting_faults  # noqa: PLC0415  (imports torch)
+    from harts.train.agreement import several  # noqa: PLC0415  (imports torch)
+    from harts.train.check import setting_faults  # noqa: PLC0415
 
     settings = pipeline.settings
     config: Any = settings.train
     if config is None:
+        if several():
+            raise ConfigError(f"{settings.path}: train: is missing; several processes train steps")
         return
     objective, restore = settings.components["train.objective"], settings.components["restore"].config
     faults = setting_faults(objective.cls(objective.config), config, restore, pipeline.env.dtype)

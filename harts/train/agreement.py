@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from harts.errors import PlanError
+from harts.errors import HartsError, PlanError
 from harts.ir import CompactLayout, PerMicrobatch
+
+
+def several() -> bool:
+    """Whether there are other ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def planned_together(plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMicrobatch[CompactLayout]:
+    """Plan a step on every rank; if one fails, all do, before any of them waits for it elsewhere.
+
+    Args:
+        plan: plans on this rank; every rank calls it with the same settings.
+
+    Raises:
+        HartsError: what this rank's plan failed with, if the others failed alike.
+        PlanError: other ranks failed, or failed otherwise; each is named with its message.
+    """
+    if not several():
+        return plan()
+    error: HartsError | None = None
+    try:
+        made = plan()
+    except HartsError as caught:
+        error = caught
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, None if error is None else str(error))
+    if error is not None and set(texts) == {str(error)}:
+        raise error
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
+    if failed:
+        raise PlanError("\n".join([f"planning failed on {len(failed)} of {len(texts)} ranks", *failed]))
+    return made
 
 
 def agree(layouts: PerMicrobatch[CompactLayout], group: dist.ProcessGroup | None = None) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from harts.errors import InputError
 from harts.ir import CompactLayout, PerMicrobatch
+from harts.train.agreement import several
 from harts.train.config import TrainConfig
 from harts.train.objectives import Objective
 from harts.train.reduction import trained_values
@@ -32,6 +33,8 @@ def setting_faults(objective: Objective, config: TrainConfig, restore: Any, dtyp
     faults = []
     if objective.needs_entropy and not getattr(restore, "entropy", False):
         faults.append("train.objective.entropy_coefficient: is above 0, which needs restore.entropy: true")
+    if config.compare is not None and several():
+        faults.append("train.compare: compares in one process; of several, tools/parity_matrix.py does")
     if config.compare is not None and dtype not in TOLERANCE:
         known = ", ".join(str(each).removeprefix("torch.") for each in TOLERANCE)
         faults.append(f"train.compare: no parity bound is set for {str(dtype).removeprefix('torch.')}; known: {known}")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harts.errors import BackendError
 from harts.ir import CompactLayout, PerMicrobatch
+from harts.train.agreement import agree, several
 from harts.train.check import TOLERANCE
 from harts.train.config import TrainConfig
 from harts.train.differences import Differences, differences, gradient_errors
@@ -75,8 +76,11 @@ class Trainer:
             on_microbatch: called with (step, microbatch), both from 0, after each microbatch.
 
         Raises:
+            PlanError: other ranks hold another plan.
             HartsError: a loss or a gradient is not finite.
         """
+        if several():
+            agree(layouts)
         env = self.execute.env
         optimizer = env.model.optimizer(self.config.optimizer, self.config.learning_rate)
         for step in range(self.config.steps):

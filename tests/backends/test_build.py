@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from harts.backends.base import Need
-from harts.backends.build import able, build_env
+from harts.backends.build import Prepared, able, build_env
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.linear.naive import Naive
 from harts.backends.model.reference import Reference
+from harts.backends.split import Split
 from harts.errors import BackendError
 from harts.registry import register
 from tests.backends.model.cases import CHUNK, CONV_WIDTH, config
@@ -20,7 +21,7 @@ class Lazy(Sdpa):
 
 def build(full: type[Any] = Sdpa, conv_width: int = CONV_WIDTH, device: str = "cpu") -> Any:
     model = (Reference, config())
-    return build_env(model, (Naive, Naive.Config()), (full, full.Config()), CHUNK, conv_width, device)
+    return build_env(model, (Naive, Naive.Config()), (full, full.Config()), Prepared(CHUNK, conv_width), device)
 
 
 def test_env_holds_the_model_with_its_backends() -> None:
@@ -55,3 +56,33 @@ def test_backends_that_cannot_be_imported_or_configured_are_not_offered() -> Non
 def test_unusable_device_is_refused_by_name(device: str) -> None:
     with pytest.raises(BackendError, match=f"device: '{device}' cannot be used"):
         build(device=device)
+
+
+class Divided(Reference):
+    """As if three replicas of two processes each shared it."""
+
+    split = Split(replicas=3, row_multiple=2)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "faults"),
+    [
+        (Prepared(CHUNK, CONV_WIDTH, row_multiple=4, replicas=3), []),
+        (Prepared(CHUNK, CONV_WIDTH, row_multiple=4), []),
+        (Prepared(CHUNK, CONV_WIDTH, replicas=3), ["split over processes in 2 parts, but layout.row_multiple is 1"]),
+        (
+            Prepared(CHUNK, CONV_WIDTH, 3, 2),
+            ["layout.row_multiple is 3", "has 3 data-parallel replicas, but partition"],
+        ),
+    ],
+)
+def test_what_is_planned_has_to_fit_the_processes(prepared: Prepared, faults: list[str]) -> None:
+    parts = (Divided, config()), (Naive, Naive.Config()), (Sdpa, Sdpa.Config())
+    if not faults:
+        assert build_env(*parts, prepared, "cpu").model.split.replicas == 3
+        return
+    with pytest.raises(BackendError) as caught:
+        build_env(*parts, prepared, "cpu")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(faults)
+    assert all(fault in line for fault, line in zip(faults, lines, strict=True))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import Env
-from harts.backends.build import build_env
+from harts.backends.build import Prepared, build_env
 from harts.ir import CompactLayout, PerMicrobatch
 from harts.registry import resolve
 from harts.stages.ingest.trie import build_trie
@@ -87,8 +87,7 @@ def env_of(case: Case, linear: str) -> Env:
         (parts[0], model_config(case)),
         (parts[1], parts[1].Config()),
         (parts[2], parts[2].Config()),
-        CHUNK,
-        CONV_WIDTH,
+        Prepared(CHUNK, CONV_WIDTH),
         "cpu",
     )
 

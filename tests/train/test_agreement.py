@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from harts.errors import PlanError
+from harts.errors import HartsError, InputError
 from harts.ir import CompactLayout, PerMicrobatch
-from harts.train.agreement import agree
+from harts.train.agreement import agree, planned_together
 from tests.forests import paths_of, trie_of
 from tests.stages.restore.layouts import layout_of
 from tests.train.rig import layouts_of
@@ -20,6 +20,8 @@ PATHS = paths_of([(-1, 9), (0, 4), (0, 5)])
 
 def step_of(how: str) -> PerMicrobatch[CompactLayout]:
     """The same step but for one thing."""
+    if how.startswith("fails"):
+        raise InputError(f"rollouts.jsonl: {how}")
     paths = [[*PATHS[0][:-1], 12], *PATHS[1:]] if how == "tokens" else PATHS
     layouts: PerMicrobatch[CompactLayout] = layouts_of(trie_of(paths), [range(len(paths))])
     if how == "source":
@@ -34,9 +36,9 @@ def step_of(how: str) -> PerMicrobatch[CompactLayout]:
 def rank_main(rank: int, store: str, how: str, answers: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
-        agree(step_of(how))
+        agree(planned_together(lambda: step_of(how)))
         answers.put((rank, None))
-    except PlanError as error:
+    except HartsError as error:
         answers.put((rank, str(error)))
     finally:
         dist.destroy_process_group()
@@ -70,3 +72,15 @@ def test_different_plans_raise_on_every_rank_with_both_digests(tmp_path, how):
     digests = [message.split(": ")[1] for message in found.values() if message]
     assert digests[0].count(" on 1 ranks") == 2
     assert digests[0].split("; rank")[0] == digests[1].split("; rank")[0]
+
+
+def test_what_fails_on_every_rank_is_told_as_it_is(tmp_path):
+    assert run_ranks(tmp_path, ("fails", "fails")) == dict.fromkeys((0, 1), "rollouts.jsonl: fails")
+
+
+@pytest.mark.parametrize("hows", [("same", "fails"), ("fails here", "fails there")])
+def test_what_fails_on_some_ranks_fails_on_all_with_every_message(tmp_path, hows):
+    found = run_ranks(tmp_path, hows)
+    failed = [f"rank {rank}: rollouts.jsonl: {how}" for rank, how in enumerate(hows) if how != "same"]
+    text = "\n".join([f"planning failed on {len(failed)} of 2 ranks", *failed])
+    assert found == {0: text, 1: text}

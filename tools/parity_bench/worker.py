@@ -15,7 +15,6 @@ from torch import distributed
 from harts import Pipeline
 from harts.ir import CompactLayout, PerMicrobatch
 from harts.ir.codec import load
-from harts.train.agreement import agree
 from harts.train.compare import Trainer
 from parity_bench.host import on_host
 
@@ -50,7 +49,6 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     pipeline = Pipeline.load(job["file"], job["overrides"])
     model: Any = pipeline.env.model
     layouts = _layouts(job)
-    agree(layouts)
     objective: Any = pipeline.settings.components["train.objective"]
     config: Any = pipeline.settings.train
     trainer = Trainer(pipeline.stage("execute"), pipeline.stage("restore"), objective.cls(objective.config), config)

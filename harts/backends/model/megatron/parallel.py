@@ -55,7 +55,8 @@ def parallel_faults(config: MegatronConfig, processes: int) -> list[str]:
     faults = []
     if processes % parallel.model_size:
         sizes = f"tensor {parallel.tensor} x context {parallel.context} x pipeline {parallel.pipeline}"
-        faults.append(f"{sizes} is {parallel.model_size}, which does not divide the {processes} processes")
+        text = f"which does not divide the {processes} processes that there are; torchrun starts more"
+        faults.append(f"{sizes} is {parallel.model_size}, {text}")
     elif (processes // parallel.pipeline) % parallel.expert:
         faults.append(f"expert is {parallel.expert}, no divisor of the {processes // parallel.pipeline} of a stage")
     faults += [

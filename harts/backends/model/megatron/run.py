@@ -40,8 +40,8 @@ def built(config: MegatronConfig, device: str) -> Built:
         ConfigError: an override cannot be had, the model cannot be split so, or a checkpoint is not that of the model.
         BackendError: there is no GPU, or there are other process groups.
     """
-    options = transformer_config(config)
     groups = join(config, device)
+    options = transformer_config(config)
     first = get_transformer_layer_offset(options)
     module = TreeGpt(
         options,
