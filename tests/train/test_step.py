@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from harts.errors import HartsError
+from harts.backends.split import Split
+from harts.errors import ConfigError, HartsError
 from harts.train.config import TrainConfig
 from harts.train.objectives import Grpo, Sft
 from harts.train.step import apply_step, run_step
+from harts.train.totals import Totals
 from tests.forests import trie_of
 from tests.train.rig import CONFIG, FakeExecute, layouts_of, restore_of, step_of
 
@@ -149,4 +151,25 @@ def test_a_gradient_that_is_not_finite_names_its_parameter() -> None:
     execute.env.model.module.head.register_hook(lambda gradient: gradient * float("nan"))
     layouts = layouts_of(trie_of(TRAJECTORIES), [[0, 1, 2, 3, 4]])
     with pytest.raises(HartsError, match="parameter head: its gradient is not finite"):
+        run_step(layouts, execute, restore_of(execute), SFT, CONFIG)
+
+
+def test_a_loss_that_another_process_finds_not_finite_is_an_error_here() -> None:
+    layouts = layouts_of(trie_of(TRAJECTORIES), [[0, 1], [2, 3, 4]])
+    totals = Totals(layouts, SFT, CONFIG, Split(replica=0, replicas=2))
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        if values.shape == (2,):
+            values[1] += torch.inf  # of the microbatch of replica 1
+        return values
+
+    with pytest.raises(HartsError, match="microbatch 1: the loss is inf"):
+        totals.gather(total)
+
+
+def test_a_step_for_other_replicas_than_the_model_has_is_refused() -> None:
+    execute = FakeExecute()
+    execute.env.model.split = Split(replica=1, replicas=3)
+    layouts = layouts_of(trie_of(TRAJECTORIES), [[0, 1], [2, 3, 4]], replicas=2)
+    with pytest.raises(ConfigError, match="planned for 2, the model has 3 data-parallel replicas"):
         run_step(layouts, execute, restore_of(execute), SFT, CONFIG)

@@ -46,10 +46,17 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]  # megatron has no t
         Returns:
             [T, hidden] times the weights, and no bias.
         """
+        if not len(rows):
+            return self._of_nothing(rows), None
         ends = tokens_per_expert.to(rows.device).cumsum(0).to(torch.int32)
         gate, up = grouped_mm(rows, self.gate_up, offs=ends).chunk(2, dim=1)
         weighted = (silu(gate) * up * probs[:, None]).to(rows.dtype)
         return grouped_mm(weighted, self.down, offs=ends), None
+
+    def _of_nothing(self, rows: Tensor) -> Tensor:
+        """No row came to this rank: gradients of its experts are zeros, and others that wait for them are not left."""
+        nothing = self.gate_up[:0].sum() + self.down[:0].sum()
+        return rows * (1.0 + nothing)  # grouped products of no row have no backward pass
 
 
 def _check(config: Any) -> None:

@@ -110,6 +110,17 @@ def test_experts_that_nobody_chose_have_zero_gradients() -> None:
     assert bool(norms.isfinite().all())
 
 
+def test_a_rank_that_no_row_comes_to_has_zero_gradients_not_none() -> None:
+    experts = tiny(moe=MOE).module.decoder.layers[0].mlp.experts
+    rows = torch.zeros(0, 16, requires_grad=True)
+    out, _ = experts(rows, torch.zeros(5, dtype=torch.int64), torch.zeros(0))
+    assert out.shape == (0, 16)
+    out.sum().backward()
+    assert rows.grad is not None
+    for each in (experts.gate_up, experts.down):
+        assert torch.equal(each.grad, torch.zeros_like(each))
+
+
 def test_configurations_are_checked() -> None:
     with pytest.raises(ValidationError, match="expert_bias_rate is for scoring sigmoid"):
         config(moe={**MOE, "expert_bias_rate": 0.1})

@@ -49,6 +49,7 @@ TINY = [
     "train.learning_rate=1e-3",
 ]
 SPLIT = ["model.parallel.pipeline=1", "model.parallel.expert=2", "model.parallel.tensor=2", "partition.replicas=1"]
+PIPELINED = ["model.parallel.tensor=1", "model.parallel.expert=1", "model.parallel.pipeline=2"]
 ALONE = ["model.parallel={tensor: 1, pipeline: 1, expert: 1}", "partition.replicas=1"]
 
 
@@ -106,6 +107,13 @@ def test_ranks_that_differ_stop_before_the_step(tmp_path: Path, rollouts: Path) 
     told = ranks(found).values()
     assert told
     assert all(text.startswith("the ranks hold different plans of this step") for text in told)
+
+
+def test_gradients_that_are_not_finite_are_an_error_on_every_rank(tmp_path: Path, rollouts: Path) -> None:
+    found = run(2, tmp_path, f"ingest.path={rollouts}/0.jsonl", *SPLIT, *PIPELINED, "model.init_std=1e30")
+    assert found.returncode != 0
+    (told,) = set(ranks(found).values())
+    assert told == "parameter decoder.layers.0.input_layernorm.weight: its gradient is not finite"
 
 
 def test_what_does_not_fit_the_processes_is_told_before_anything_is_planned(tmp_path: Path, rollouts: Path) -> None:
