@@ -160,7 +160,7 @@ def test_a_loss_that_another_process_finds_not_finite_is_an_error_here() -> None
 
     def total(values: torch.Tensor) -> torch.Tensor:
         if values.shape == (2,):
-            values[1] += torch.inf  # of the microbatch of replica 1
+            values[1] = torch.inf  # of the microbatch of replica 1
         return values
 
     with pytest.raises(HartsError, match="microbatch 1: the loss is inf"):

@@ -25,6 +25,10 @@ class MegatronConfig(ReferenceConfig):
     """Share of a head's channels that are rotated, its first ones, for gqa."""
     decay: Literal["low_rank", "full"] = "low_rank"
     """Projection to the decays of the K layers, for kda: through `linear_key_dim` channels, or direct."""
+    block: Literal["gpt", "hybrid"] = "gpt"
+    """Megatron's model that runs the layers: GPTModel, or HybridModel, which megatron-core has from 0.19 on. There a
+    layer is two of Megatron's, attention and what follows it: `overrides` that count layers to recompute count these.
+    Weights, results and checkpoints are the same."""
     checkpoint: str | None = None
     """Folder of a Hugging Face checkpoint, bailing_hybrid (Ling 3) or qwen3_next. Fields that are not given follow from
     its config.json, the others have to agree with it."""

@@ -96,6 +96,8 @@ class TreeMla(MLASelfAttention):  # type: ignore[misc]  # megatron has no types
 class TreeGpt(GPTModel):  # type: ignore[misc]  # megatron has no types
     """In a call with a plan it gives the last stage's hidden states: log-probs are restored from them in blocks."""
 
+    sublayers = 1
+    """Megatron's layers that make one of the configuration."""
     rotary_pos_emb: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

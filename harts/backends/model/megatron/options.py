@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from megatron.core import package_info
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 from torch.nn.functional import silu
@@ -60,24 +61,43 @@ ONLY: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Options that have to have one of some values, and why."""
 
+UNFIT: dict[str, str] = {
+    "pipeline_model_parallel_layout": "HybridModel has its own stages",
+    "mla_down_proj_fusion": "it replaces the attention of layers",
+}
+"""Options that HybridModel does not have or that it would take otherwise, and why."""
+
+BY_LAYER = ("no_rope_freq", "cp_comm_type")
+"""Options that may have an entry a layer."""
+
 OFF = (None, False, 0, "none")
+HYBRID_SINCE = (0, 19)
+"""Version of megatron-core."""
 
 
-def refusals(options: Any) -> list[str]:
+def refusals(options: Any, block: str = "gpt") -> list[str]:
     """Why a configuration of Megatron cannot run on compact rows, an entry each.
 
     Args:
         options: a `TransformerConfig`.
+        block: Megatron's model that the layers are in, as in `MegatronConfig`.
     """
+    refused = REFUSED | (UNFIT if block == "hybrid" else {})
     found = [
         f"{name} is {getattr(options, name)}: {why}"
-        for name, why in REFUSED.items()
+        for name, why in refused.items()
         if getattr(options, name, None) not in OFF
     ]
     for name, (allowed, why) in ONLY.items():
         value = getattr(options, name, allowed[0])
         if not set(value if isinstance(value, list) else [value]) <= set(allowed):
             found.append(f"{name} is {value}, served is {' or '.join(allowed)}: {why}")
+    if block == "hybrid":
+        found += [
+            f"{name} is {getattr(options, name)}: HybridModel has two layers where it has an entry"
+            for name in BY_LAYER
+            if isinstance(getattr(options, name, None), list)
+        ]
     if options.recompute_granularity == "selective" and "moe" in (options.recompute_modules or ()):
         found.append(f"recompute_modules has moe: it {BY_PARTS}")
     return found
@@ -87,8 +107,13 @@ def transformer_config(config: MegatronConfig) -> Any:
     """Megatron's configuration of a model.
 
     Raises:
-        ConfigError: an override is unknown, belongs to another field, is refused, or Megatron does not take it.
+        ConfigError: an override is unknown, belongs to another field, is refused, or Megatron does not take it; or this
+            version of Megatron has no such block.
     """
+    if config.block == "hybrid" and package_info.VERSION[:2] < HYBRID_SINCE:
+        since = ".".join(map(str, HYBRID_SINCE))
+        found = f"megatron-core {package_info.__version__} is installed"
+        raise ConfigError(f"model: block: hybrid is for megatron-core {since} and newer, {found}")
     cls = MLATransformerConfig if config.attention == "mla" else TransformerConfig
     own, known = _own(config), {each.name for each in fields(cls)}
     faults = [f"{cls.__name__} has no {name}" for name in sorted(set(config.overrides) - known)]
@@ -103,7 +128,7 @@ def transformer_config(config: MegatronConfig) -> Any:
         made = cls(**(_defaults() | own | config.overrides))
     except (ValueError, TypeError, AssertionError) as error:
         raise ConfigError(f"model: overrides: {cls.__name__}: {' '.join(str(error).split())}") from error
-    refused = refusals(made)
+    refused = refusals(made, config.block)
     if refused:
         raise ConfigError("\n".join(f"model: overrides: {reason}" for reason in refused))
     return made
@@ -188,7 +213,8 @@ def _experts(config: MegatronConfig) -> dict[str, Any]:
 def _recompute(config: MegatronConfig) -> dict[str, Any]:
     if config.recompute == "none":
         return {}
-    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    layers = {"gpt": 1, "hybrid": 2}[config.block]
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": layers}
 
 
 def _parallel(config: MegatronConfig) -> dict[str, Any]:

@@ -102,11 +102,18 @@ def buffers_of(module: Any) -> dict[str, Tensor]:
     return {_name(module, name): each for name, each in kept.items() if name not in parameters}
 
 
+def number_of(module: Any, megatrons: int) -> int:
+    """Number of a layer of the configuration, from Megatron's number of it or of its half. Both count from 1."""
+    return -(-megatrons // int(module.sublayers))
+
+
 def _name(module: Any, name: str) -> str:
-    """Of a tensor of this process's layers, in a model of one process."""
+    """Of a tensor of this process's layers, in a `GPTModel` of one process."""
     words = name.split(".")
     if words[:2] == ["decoder", "layers"]:
-        words[2] = str(module.decoder.layers[int(words[2])].layer_number - 1)
+        words[2] = str(number_of(module, module.decoder.layers[int(words[2])].layer_number) - 1)
+    if words[:2] == ["decoder", "final_norm"]:  # so called in a `HybridModel`
+        words[1] = "final_layernorm"
     return ".".join(words)
 
 

@@ -16,7 +16,7 @@ from harts.backends.model.megatron.initial import initialise
 from harts.backends.model.megatron.layer import TreeGpt
 from harts.backends.model.megatron.options import transformer_config
 from harts.backends.model.megatron.output import all_rows
-from harts.backends.model.megatron.parts import buffers_of, parts_of
+from harts.backends.model.megatron.parts import buffers_of, number_of, parts_of
 from harts.backends.model.megatron.processes import Groups, join
 from harts.backends.model.megatron.spec import block_spec
 from harts.backends.plan_tensors import PlanTensors
@@ -42,10 +42,9 @@ def built(config: MegatronConfig, device: str) -> Built:
     """
     groups = join(config, device)
     options = transformer_config(config)
-    first = get_transformer_layer_offset(options)
-    module = TreeGpt(
+    module = {"gpt": _gpt, "hybrid": _hybrid}[config.block](
+        config,
         options,
-        block_spec(config, range(first, first + get_num_layers_to_build(options))),
         vocab_size=-(-config.vocab_size // groups.tp.size()) * groups.tp.size(),
         max_sequence_length=0,  # of learned positions, which there are none
         position_embedding_type="rope",
@@ -62,6 +61,17 @@ def built(config: MegatronConfig, device: str) -> Built:
         load(parts, buffers_of(module), config)
     piece = (groups.tp.rank(), groups.tp.size()) if options.sequence_parallel else (0, 1)
     return Built(module.to(device), groups, RowSplit(groups.cp.rank(), groups.cp.size(), *piece))
+
+
+def _gpt(config: MegatronConfig, options: Any, **given: Any) -> Any:
+    first = get_transformer_layer_offset(options)
+    return TreeGpt(options, block_spec(config, range(first, first + get_num_layers_to_build(options))), **given)
+
+
+def _hybrid(config: MegatronConfig, options: Any, **given: Any) -> Any:
+    from harts.backends.model.megatron.hybrid import hybrid  # noqa: PLC0415  (older versions have no such model)
+
+    return hybrid(config, options, **given)
 
 
 def run(
@@ -90,27 +100,31 @@ def run(
     if config.moe is None:
         return ModelOutput(hidden, None, None, None)
     hidden, z, balance = report(hidden, call)
-    return ModelOutput(hidden, z, balance, _load(call, config))
+    return ModelOutput(hidden, z, balance, _load(made.module, call, config))
 
 
-def _load(call: TreeParams, config: MegatronConfig) -> Tensor:
+def _load(module: Any, call: TreeParams, config: MegatronConfig) -> Tensor:
     """This process's part of every layer's load, [MoE layers, E]."""
     assert config.moe is not None
     first, q = config.moe.dense_layers, call.plan.multiplicity
     load = q.new_zeros(config.layers - first, config.moe.experts)
     for number, found in call.statistics.items():
-        load[number - 1 - first] = found.load
+        load[number_of(module, number) - 1 - first] = found.load
     return load
 
 
 def routers_of(module: Any) -> dict[int, Any]:
-    """Router of each layer with experts, by the layer's number, in order."""
-    return {each.layer_number: each.mlp.router for each in module.decoder.layers if hasattr(each.mlp, "router")}
+    """Router of each layer with experts, by the layer's number in the configuration, in order."""
+    found = [each for each in module.decoder.layers if hasattr(each.mlp, "router")]
+    return {number_of(module, each.layer_number): each.mlp.router for each in found}
 
 
 def _check_layers(module: Any, call: TreeParams, kinds: str) -> None:
-    wanted = {each.layer_number: KINDS[kinds[each.layer_number - 1]] for each in module.decoder.layers}
-    missing = [f"{number} ({kind})" for number, kind in wanted.items() if call.ran.get(number) != kind]
-    missing += [f"{number} (experts)" for number in routers_of(module) if number not in call.statistics]
+    here = sorted({number_of(module, each.layer_number) for each in module.decoder.layers})
+    ran = {number_of(module, number): kind for number, kind in call.ran.items()}
+    routed = {number_of(module, number) for number in call.statistics}
+    wanted = {number: KINDS[kinds[number - 1]] for number in here}
+    missing = [f"{number} ({kind})" for number, kind in wanted.items() if ran.get(number) != kind]
+    missing += [f"{number} (experts)" for number in routers_of(module) if number not in routed]
     if missing:
         raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")

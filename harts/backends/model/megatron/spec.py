@@ -29,23 +29,30 @@ from harts.backends.model.megatron.router import TreeRouter
 
 def block_spec(config: MegatronConfig, here: range) -> TransformerBlockSubmodules:
     """Some layers of a model, in order."""
-    return TransformerBlockSubmodules(layer_specs=[_layer(config, index) for index in here], layer_norm=RmsNorm)
+    layers = [layer_spec(**mixing(config, config.kinds[index]), **feeding(config, index)) for index in here]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RmsNorm)
 
 
-def _layer(config: MegatronConfig, index: int) -> ModuleSpec:
-    kinds = {"K": linear_attention, "A": full_attention}
-    dense = config.moe is None or index < config.moe.dense_layers
-    return ModuleSpec(
-        module=TreeLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=RmsNorm,
-            self_attention=kinds[config.kinds[index]](config),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=RmsNorm,
-            mlp=_dense() if dense else _experts(config),
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
+def layer_spec(**parts: Any) -> ModuleSpec:
+    """A layer of some parts: what `mixing` gives, what `feeding` gives, or both."""
+    return ModuleSpec(module=TreeLayer, submodules=TransformerLayerSubmodules(**parts))
+
+
+def mixing(config: MegatronConfig, kind: str) -> dict[str, Any]:
+    """Parts of a K or A layer that mix rows."""
+    attention = {"K": linear_attention, "A": full_attention}[kind](config)
+    return {"input_layernorm": RmsNorm, "self_attention": attention, "self_attn_bda": get_bias_dropout_add}
+
+
+def feeding(config: MegatronConfig, index: int) -> dict[str, Any]:
+    """Parts of the layer at a place that work on each row alone: dense, or experts."""
+    mlp = _experts(config) if has_experts(config, index) else _dense()
+    return {"pre_mlp_layernorm": RmsNorm, "mlp": mlp, "mlp_bda": get_bias_dropout_add}
+
+
+def has_experts(config: MegatronConfig, index: int) -> bool:
+    """Whether the layer at a place has experts."""
+    return config.moe is not None and index >= config.moe.dense_layers
 
 
 def linear_attention(config: MegatronConfig) -> ModuleSpec:
