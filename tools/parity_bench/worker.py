@@ -34,8 +34,6 @@ def work(folder: Path) -> None:
             target.mkdir(exist_ok=True)
             torch.save(found, target / f"{rank}.pt")
             _leave()
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _leave() -> None:
@@ -43,6 +41,7 @@ def _leave() -> None:
 
     distributed.barrier()
     parallel_state.destroy_model_parallel()
+    distributed.destroy_process_group()  # and the threads of all groups
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from pydantic import PositiveInt
 from torch import Tensor
 
+from harts.errors import BackendError
 from harts.ir import CompactOutputs, SemanticOutputs
 from harts.ir.base import Int64, TensorLike
 from harts.stages.base import Stage, StageConfig
@@ -45,9 +46,13 @@ class Mapped(Stage[CompactOutputs, SemanticOutputs]):
         """Restore one microbatch.
 
         Raises:
-            BackendError: a target is outside the vocabulary.
+            BackendError: a target is outside the vocabulary, or hidden states do not come out of the model here.
             InputError: a temperature is not positive and finite.
         """
+        if not self.env.model.split.has_output:
+            raise BackendError(
+                "restore: this process is no last pipeline stage; whole steps run over stages (run_step)"
+            )
         columns = outputs.layout.plan.tree.columns
         wanted = predictions(outputs.layout, self.env.model.vocabulary)
         if self.config.positions == "all":

@@ -57,7 +57,8 @@ def norm_over_processes(model: Any, parts: Iterable[tuple[Part, Tensor]], distri
         HartsError: a gradient is not finite; on every process alike.
     """
     squares = [(part.name, _square(held)) for part, held in _held(model, parts, distributed_optimizer)]
-    total = torch.stack([square for _, square in squares] or [torch.zeros((), dtype=torch.float64)]).sum()
+    nothing = next(model.parameters()).new_zeros((), dtype=torch.float64)  # other processes may count all of its own
+    total = torch.stack([nothing, *(square for _, square in squares)]).sum()
     distributed.all_reduce(total)
     if not math.isfinite(float(total)):
         bad = [name for name, square in squares if not math.isfinite(float(square))]

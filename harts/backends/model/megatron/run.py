@@ -92,8 +92,11 @@ def run(
     Raises:
         BackendError: a layer did not run on the plan, or the rows cannot be split.
     """
+    if not made.module.pre_process and made.module.decoder.input_tensor is None:
+        raise BackendError("model: this pipeline stage has no input; whole steps run over stages (run_step)")
     call = tree_params(plan, linear, full, made.rows)
     hidden: Tensor = made.module(call.input_ids[None], call.position_ids[None], None, packed_seq_params=call)
+    made.module.decoder.input_tensor = None  # of this microbatch alone
     _check_layers(made.module, call, config.kinds)
     if made.module.post_process:
         hidden = all_rows(hidden, made.groups, made.rows)
