@@ -140,13 +140,15 @@ def _run(processes: int, jobs: list[dict[str, Any]], folder: Path, timeout: floa
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *launcher, str(HERE / "parity_matrix.py"), "--worker", str(folder)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"{processes} processes: not done after {timeout:.0f} s", file=sys.stderr)
-        return
-    if done.returncode:
-        print(done.stdout + done.stderr, file=sys.stderr)
+    outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, **outputs) as launched:
+        try:
+            told, _ = launched.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            launched.terminate()  # and it ends its workers
+            told = f"{processes} processes: not done after {timeout:.0f} s"
+    if launched.returncode:
+        print(told, file=sys.stderr)
 
 
 def heading() -> str:

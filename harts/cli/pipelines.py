@@ -84,7 +84,7 @@ def run(given: Namespace) -> int:
     check_settings(pipeline)
     start = _start(given)
     if settings.train is not None:
-        layouts = together(lambda: _layouts(pipeline, start))
+        layouts = together(settings, lambda: _layouts(pipeline, start))
         report, ok = train(pipeline, layouts)
     else:
         layouts, report = _restored(pipeline, start)

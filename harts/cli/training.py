@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from harts.config import Settings
 from harts.errors import ConfigError
 from harts.ir import CompactLayout, PerMicrobatch
 from harts.pipeline import Pipeline
 from harts.report import comparison_report, steps_report
 
+PLACES = ("ingest", "observe")
+"""Sections that ranks may have of their own: where rollouts are read, what is shown."""
 
-def together(plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMicrobatch[CompactLayout]:
+
+def together(settings: Settings, plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMicrobatch[CompactLayout]:
     """Plan on all ranks that there are.
 
     Raises:
-        HartsError: on all of them, if it cannot be done on one.
+        HartsError: on all of them, if it cannot be done on one, or they have different settings.
     """
     from harts.train.agreement import planned_together  # noqa: PLC0415  (imports torch)
 
-    return planned_together(plan)
+    values = settings.effective()
+    return planned_together(plan, {name: each for name, each in values.items() if name not in PLACES})
 
 
 def check_settings(pipeline: Pipeline) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,18 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def planned_together(plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMicrobatch[CompactLayout]:
+def planned_together(
+    plan: Callable[[], PerMicrobatch[CompactLayout]], settings: Mapping[str, Any] | None = None
+) -> PerMicrobatch[CompactLayout]:
     """Plan a step on every rank; if one fails, all do, before any of them waits for it elsewhere.
 
     Args:
-        plan: plans on this rank; every rank calls it with the same settings.
+        plan: plans on this rank.
+        settings: sections of this rank that numbers depend on; they have to be alike on all ranks.
 
     Raises:
         HartsError: what this rank's plan failed with, if the others failed alike.
-        PlanError: other ranks failed, or failed otherwise; each is named with its message.
+        PlanError: other ranks failed, or failed otherwise, each is named with its message; or settings differ.
     """
     if not several():
         return plan()
@@ -35,14 +38,28 @@ def planned_together(plan: Callable[[], PerMicrobatch[CompactLayout]]) -> PerMic
         made = plan()
     except HartsError as caught:
         error = caught
-    texts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, None if error is None else str(error))
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (None if error is None else str(error), dict(settings or {})))
+    texts = [text for text, _ in told]
     if error is not None and set(texts) == {str(error)}:
         raise error
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
     if failed:
         raise PlanError("\n".join([f"planning failed on {len(failed)} of {len(texts)} ranks", *failed]))
+    _check_settings([given for _, given in told])
     return made
+
+
+def _check_settings(given: list[dict[str, Any]]) -> None:
+    names = sorted({name for each in given for name in each})
+    apart = [
+        f"{name}: {each.get(name)} on rank {rank}, {given[0].get(name)} on rank 0"
+        for name in names
+        for rank, each in enumerate(given)
+        if each.get(name) != given[0].get(name)
+    ]
+    if apart:
+        raise PlanError("\n".join(["the ranks have different settings", *apart]))
 
 
 def agree(layouts: PerMicrobatch[CompactLayout], group: dist.ProcessGroup | None = None) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from harts.errors import InputError
 from harts.ir import CompactLayout, PerMicrobatch
+from harts.stages.restore.labels import inverse_temperature
 from harts.train.agreement import several
 from harts.train.config import TrainConfig
 from harts.train.objectives import Objective
@@ -45,8 +46,8 @@ def check_rollouts(layouts: PerMicrobatch[CompactLayout], objective: Objective, 
     """Check a step's data against the objective and the model, before any device work.
 
     Raises:
-        InputError: a column is missing or not finite at a trained token, or a token is outside the vocabulary; source,
-            trajectory, field and numbers are named.
+        InputError: a column is missing or not finite at a trained token, a temperature cannot be divided by, or a token
+            is outside the vocabulary; source, trajectory, field and numbers are named.
     """
     source = layouts.step.source
     for layout in layouts.items:
@@ -55,6 +56,7 @@ def check_rollouts(layouts: PerMicrobatch[CompactLayout], objective: Objective, 
             for name in objective.columns:
                 plain = name not in ("advantage", "weight", "temperature")
                 trained_values(columns, name, getattr(columns, name) if plain else columns.per_token(name))
+            inverse_temperature(columns, columns.predicted())
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         row = int(layout.input_ids.argmax())

@@ -49,7 +49,7 @@ def verdict(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> dict[s
         "loss": max(abs(a["loss"] - b["loss"]) / max(1.0, abs(b["loss"])) for a, b in steps),
         "logprob": max(_apart(a["logprobs"], b["logprobs"]) for a, b in steps),
         "entropy": max(_apart(a["entropy"], b["entropy"]) for a, b in steps),
-        "gradient_norm": max(abs(a["gradient_norm"] / b["gradient_norm"] - 1.0) for a, b in steps),
+        "gradient_norm": max(_relative(a["gradient_norm"], b["gradient_norm"]) for a, b in steps),
         "router": max(
             (abs(a[each] / b[each] - 1.0) for a, b in steps for each in ("z", "balance") if b[each]), default=None
         ),
@@ -72,7 +72,7 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float = FL
     assert set(ours) == set(theirs), set(ours) ^ set(theirs)
     floor *= math.sqrt(sum(float(each.double().square().sum()) for each in theirs.values()))
     return {
-        name: float((ours[name].double() - each.double()).norm()) / max(float(each.double().norm()), floor)
+        name: float((ours[name].double() - each.double()).norm()) / (max(float(each.double().norm()), floor) or 1.0)
         for name, each in theirs.items()
     }
 
@@ -87,8 +87,14 @@ def _worse(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
     return {name: max(a.get(name, 0.0), value) for name, value in b.items()}
 
 
+def _relative(a: float, b: float) -> float:
+    return abs(a / b - 1.0) if b else abs(a)
+
+
 def _apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+    """NaN where only one side has none; positions that neither has are equal."""
+    apart = (a - b).abs()
+    return float(apart.masked_fill(a.isnan() & b.isnan(), 0.0).max())
 
 
 def _same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
@@ -96,6 +102,6 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
     return all(
         x["loss"] == y["loss"]
         and x["gradient_norm"] == y["gradient_norm"]
-        and torch.equal(x["logprobs"], y["logprobs"])
+        and torch.equal(x["logprobs"].nan_to_num(), y["logprobs"].nan_to_num())
         for x, y in zip(a, b, strict=True)
     )

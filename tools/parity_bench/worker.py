@@ -98,4 +98,5 @@ def _gradients(model: Any) -> list[tuple[Any, torch.Tensor]] | None:
 def _biases(model: Any) -> dict[int, torch.Tensor]:
     from harts.backends.model.megatron.run import routers_of  # noqa: PLC0415  (heavy)
 
-    return {number: router.expert_bias.clone() for number, router in routers_of(model.module).items()}
+    routers = routers_of(model.module).items()
+    return {number: router.expert_bias.clone() for number, router in routers if router.expert_bias is not None}

@@ -46,10 +46,15 @@ def predictions(layout: CompactLayout, vocabulary: int) -> Predictions:
     if outside.size:
         where = columns.locate(int(token[outside[0]]))
         raise BackendError(f"{where}: id {target[outside[0]]} is outside the model's vocabulary of {vocabulary}")
-    return Predictions(rows[token - 1], target, _inverse_temperature(columns, token))
+    return Predictions(rows[token - 1], target, inverse_temperature(columns, token))
 
 
-def _inverse_temperature(columns: Columns, token: Int64) -> Float64 | None:
+def inverse_temperature(columns: Columns, token: Int64) -> Float64 | None:
+    """Factor on the logits that predict some tokens; None is 1 everywhere.
+
+    Raises:
+        InputError: a temperature or its inverse is not positive and finite.
+    """
     values = columns.per_token("temperature")
     if values is None:
         return None

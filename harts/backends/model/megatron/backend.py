@@ -35,7 +35,8 @@ class MegatronModel(Model):
         self.module: Any = self.made.module
         self.split = _split(config, self.made.groups)
         self.parallel: Any = None
-        """Sums gradients over processes, if there are several."""
+        """Keeps gradients in float32 and sums them over processes. In one process it takes them from `grad` once whole
+        steps are run, and if `grad` would be narrower."""
         if distributed.get_world_size() > 1:
             self.parallel = _megatron("optimizer").data_parallel(self.module, config)
 
@@ -98,10 +99,16 @@ class MegatronModel(Model):
 
     def accumulate(self, count: int, passes: Iterator[Pass]) -> None:
         """Run a step's microbatches; several processes in the order of Megatron's schedule."""
+        self._widen()
         if self.parallel is None:
             super().accumulate(count, passes)
         else:
             _megatron("schedule").run_schedule(self.parallel, count, passes)
+
+    def _widen(self) -> None:
+        """Train narrow weights as several processes do."""
+        if self.parallel is None and self.config.dtype != "float32":
+            self.parallel = _megatron("optimizer").data_parallel(self.module, self.config)
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over all processes, in place; `values` is on the host."""
@@ -125,11 +132,12 @@ class MegatronModel(Model):
         return norm
 
     def optimizer(self, name: Optimizer, learning_rate: float) -> Any:
-        """What updates the parameters: of several processes Megatron's own, with weights and state in float32.
+        """What updates the parameters: of several processes or narrow weights Megatron's own, with copies in float32.
 
         Raises:
             ConfigError: the distributed optimizer cannot be of this name.
         """
+        self._widen()
         if self.parallel is None:
             return super().optimizer(name, learning_rate)
         if name == "sgd" and self.config.parallel.distributed_optimizer:

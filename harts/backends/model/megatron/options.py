@@ -19,6 +19,7 @@ GRAPH = "a graph keeps the plan of the microbatch that it was captured with"
 BY_PARTS = "runs parts of a layer by themselves, where routers have no multiplicities"
 LOAD = "what happens to a row depends on how many rows there are, which sharing changes"
 SEEN = "what a row sees is the plan's matter alone"
+UNUSED = "parts of this model do not look at it"
 QUANTISED = "scales are of all rows together, so a shared row is not what it is in its trajectory"
 
 REFUSED: dict[str, str] = {
@@ -48,16 +49,26 @@ REFUSED: dict[str, str] = {
     "fp4": QUANTISED,
     "experimental_attention_variant": "it replaces the attention of layers",
     "heterogeneous_block_specs": "it replaces the attention of layers",
+    "use_mup": "log-probs are not scaled by it",
+    "qk_l2_norm": UNUSED,
+    "moe_mlp_glu_interleave_size": UNUSED,
+    "moe_token_dropping": LOAD,
+    "gtp_weight_remat_size": UNUSED,
+    "expert_gtp_weight_remat_size": UNUSED,
+    "deallocate_pipeline_outputs": "outputs of stages are views",
+    "fp32_residual_connection": "parts of this model give the parameters' dtype",
+    "cache_mla_latents": "it is for inference",
 }
 """Options that would change results silently, and why."""
 
-ONLY: dict[str, tuple[tuple[str, ...], str]] = {
+ONLY: dict[str, tuple[tuple[str | None, ...], str]] = {
     "moe_router_load_balancing_type": (
         ("none", "aux_loss", "global_aux_loss"),
         "plans do not tell which rows are one trajectory's, nor do others balance by multiplicities",
     ),
     "softmax_type": (("vanilla",), "backends of full attention have no sink"),
     "rope_type": (("rope",), "others are not served"),
+    "moe_router_dtype": ((None, "fp32"), "statistics are float32"),
 }
 """Options that have to have one of some values, and why."""
 
@@ -70,6 +81,10 @@ UNFIT: dict[str, str] = {
 BY_LAYER = ("no_rope_freq", "cp_comm_type")
 """Options that may have an entry a layer."""
 
+ELSEWHERE = ("embedding_init_method_std", "linear_conv_kernel_dim", "moe_layer_freq")
+"""What fields of this configuration say, though Megatron's do not follow them."""
+SELECTED = ("core_attn", "mla_up_proj")
+"""What can be recomputed by itself."""
 OFF = (None, False, 0, "none")
 HYBRID_SINCE = (0, 19)
 """Version of megatron-core."""
@@ -91,15 +106,17 @@ def refusals(options: Any, block: str = "gpt") -> list[str]:
     for name, (allowed, why) in ONLY.items():
         value = getattr(options, name, allowed[0])
         if not set(value if isinstance(value, list) else [value]) <= set(allowed):
-            found.append(f"{name} is {value}, served is {' or '.join(allowed)}: {why}")
+            found.append(f"{name} is {value}, served is {' or '.join(map(str, allowed))}: {why}")
     if block == "hybrid":
         found += [
             f"{name} is {getattr(options, name)}: HybridModel has two layers where it has an entry"
             for name in BY_LAYER
             if isinstance(getattr(options, name, None), list)
         ]
-    if options.recompute_granularity == "selective" and "moe" in (options.recompute_modules or ()):
-        found.append(f"recompute_modules has moe: it {BY_PARTS}")
+    if options.recompute_granularity == "selective":
+        others = sorted(set(options.recompute_modules or ()) - set(SELECTED))
+        if others:
+            found.append(f"recompute_modules has {', '.join(others)}, served are {', '.join(SELECTED)}: {BY_PARTS}")
     return found
 
 
@@ -119,8 +136,8 @@ def transformer_config(config: MegatronConfig) -> Any:
     faults = [f"{cls.__name__} has no {name}" for name in sorted(set(config.overrides) - known)]
     faults += [
         f"{name} follows from this configuration's own fields"
-        for name in sorted(set(config.overrides) & set(own))
-        if config.overrides[name] != own[name]
+        for name in sorted(set(config.overrides) & {*own, *ELSEWHERE})
+        if name not in own or config.overrides[name] != own[name]
     ]
     if faults:
         raise ConfigError("\n".join(f"model: overrides: {fault}" for fault in faults))

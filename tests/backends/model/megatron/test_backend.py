@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from harts.backends.gradients import Pass
 from harts.backends.model.megatron.backend import MegatronModel
 from harts.errors import BackendError, ConfigError, InputError
+from harts.ir import CompactOutputs
 from tests.backends.model.megatron.runs import (
     BIASED,
     GQA,
@@ -27,9 +29,11 @@ from tests.backends.model.megatron.runs import (
     forest,
     gradients,
     planned_loss,
+    policy_loss,
     tensors,
     tiny,
 )
+from tests.parity.trees import rows_by_trajectory
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -67,6 +71,10 @@ def test_options_that_change_results_silently_are_refused_by_name(name: str) -> 
         ("rope_type", "yarn"),
         ("virtual_pipeline_model_parallel_size", 2),
         ("experimental_attention_variant", "dsa"),
+        ("qk_l2_norm", True),
+        ("moe_router_dtype", "fp64"),
+        ("fp32_residual_connection", True),
+        ("deallocate_pipeline_outputs", True),
     ],
 )
 def test_refusals_name_what_megatron_itself_would_take(name: str, value: object) -> None:
@@ -80,7 +88,10 @@ def test_refusals_name_what_megatron_itself_would_take(name: str, value: object)
 
 def test_recomputation_of_experts_alone_is_refused() -> None:
     selective = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
-    with pytest.raises(ConfigError, match=r"recompute_modules has moe: .*routers have no multiplicities"):
+    with pytest.raises(
+        ConfigError,
+        match=r"recompute_modules has moe, served are core_attn, mla_up_proj: .*routers have no multiplicities",
+    ):
         tiny(moe=MOE, overrides=selective)
 
 
@@ -89,6 +100,8 @@ def test_overrides_are_checked() -> None:
         tiny(overrides={"hidden_sizes": 3})
     with pytest.raises(ConfigError, match="hidden_size follows from this configuration's own fields"):
         tiny(overrides={"hidden_size": 3})
+    with pytest.raises(ConfigError, match="moe_layer_freq follows from this configuration's own fields"):
+        tiny(moe=MOE, overrides={"moe_layer_freq": 2})
     with pytest.raises(ConfigError, match=r"overrides: MLATransformerConfig: .*moe_router_num_groups"):
         tiny(**MLA, moe=MOE, overrides={"moe_router_group_topk": 1, "moe_router_num_groups": 3})
     assert tiny(overrides={"layernorm_epsilon": 1e-3}).module.config.layernorm_epsilon == 1e-3
@@ -269,3 +282,28 @@ def test_a_run_trains_and_holds_against_flat(call: Callable[..., tuple[int, str,
     assert found["comparison"]["faults"] == []
     assert found["comparison"]["tolerance"] == 1e-4
     assert all(each["gradient_norm"] > 0 for each in found["train"])
+
+
+def test_narrow_weights_are_updated_through_copies_in_float32() -> None:
+    """Steps far below a bfloat16 digit add up, as they do in several processes."""
+    model, paths = tiny(dtype="bfloat16"), forest(2)
+    before = {name: each.detach().clone() for name, each in model.module.named_parameters()}
+    optimizer = model.optimizer("adamw", 1e-4)
+    layout = compact(paths)
+
+    def passes() -> Iterator[Pass]:
+        def loss(outputs: CompactOutputs) -> torch.Tensor:
+            hidden: Any = outputs.hidden
+            logits = (hidden @ model.head_weight().T).float()
+            return policy_loss([logits[rows] for rows in rows_by_trajectory(layout)], paths)
+
+        yield Pass(lambda: CompactOutputs(layout, model.forward(tensors(layout)).hidden), loss, 0.0, 0.0)
+
+    for _ in range(20):
+        model.accumulate(1, passes())
+        assert model.gradient_norm() > 0
+        optimizer.step()
+    weight = before["output_layer.weight"]
+    moved = (dict(model.module.named_parameters())["output_layer.weight"] != weight).float().mean()
+    assert weight.dtype == torch.bfloat16
+    assert float(moved) > 0.5
