@@ -25,12 +25,12 @@ HEAD, LAYOUT = "LM head, log-probs", "layout tensors"
 PARTS = (RULE, LINEAR, ATTEND, FULL, EXPERTS, NORMS, HEAD, LAYOUT, OTHER)
 
 MODULES = (
-    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|^LinearLayer)$")),
-    (FULL, re.compile(r"(Attention|^GqaLayer|^MlaLayer)$")),
-    (EXPERTS, re.compile(r"(MLP|^Mlp|MoE|^MoeLayer|MoeBlock)$")),
+    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|LinearAttention|^LinearLayer)$")),
+    (FULL, re.compile(r"(Attention|Mla|^GqaLayer|^MlaLayer)$")),
+    (EXPERTS, re.compile(r"(MLP|^Mlp|MoE|^MoeLayer|^MoELayer|MoeBlock)$")),
 )
 """Classes of modules by part, the first that matches; modules inside one that matched count with it."""
-LAYER = re.compile(r"(DecoderLayer|^Block)$")
+LAYER = re.compile(r"(DecoderLayer|^Block|^TreeLayer)$")
 """Classes of whole layers: norms beside its parts are the layer's own."""
 NORM = re.compile(r"Norm$")
 

@@ -11,8 +11,12 @@ from harts.errors import ConfigError
 from harts.pipeline import Pipeline
 from step_bench.breakdown import Watch, watched
 
-NAMES = ("ling", "qwen3_next", "dense", "reference")
-LAYERS = {"huggingface": "model.overrides.num_hidden_layers", "reference": "model.layers"}
+NAMES = ("ling", "ling_megatron", "qwen3_next", "dense", "reference")
+LAYERS = {
+    "huggingface": "model.overrides.num_hidden_layers",
+    "megatron": "model.layers",
+    "reference": "model.layers",
+}
 """Key of the number of layers, by type of model."""
 
 
