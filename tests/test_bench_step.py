@@ -182,7 +182,7 @@ def test_what_cannot_run_is_refused(bench, capsys, shared, tmp_path):
     assert "nothing was measured" in heard
     bare = ["--model", str(TOOLS.parent / "pipelines" / "plan_only.yaml"), "--layers", "2"]
     assert bench.main([*bare, "--workloads", "none", "--quiet"]) == 2
-    assert "is no model, known are those of huggingface, reference" in capsys.readouterr().err
+    assert "is no model, known are those of huggingface, megatron, reference" in capsys.readouterr().err
 
 
 def test_both_sides_of_a_cut_hold_the_same_trajectories(part, tiny):
