@@ -12,10 +12,10 @@ trained tokens, over the sum of all weights. Logits are computed of rows that pr
 restore.positions=all` computes all of them.
 
 Models: ling, ling_megatron, qwen3_next, dense, reference (pipeline files in tools/step_bench/models), or the path of a
-pipeline file whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens; none, two
-microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of the
-shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches that are alike in
-compression, together nearest to that of the whole step.
+pipeline file whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens;
+none, two microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of
+the shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches of each replica that are
+alike in compression, together nearest to that of the whole step.
 
 Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
 and wider, bounds are those of the package; in 16 bits the gradient may be as far from flat's as twice that of the flat

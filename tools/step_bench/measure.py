@@ -66,7 +66,7 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         clock = Clock(settings.device)
         seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
         told["breakdown"] = {"compression": part.compression, "seconds": seconds}
-        if PROCESSES > 1:
+        if PROCESSES > 1 and clock.cuda:
             told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)
     told["requirements"] = requirements(name, told["ratios"], pipeline.env.dtype in TOLERANCE)

@@ -69,7 +69,7 @@ def norm_over_processes(model: Any, parts: Iterable[tuple[Part, Tensor]], distri
 
 
 def _square(gradient: Tensor) -> Tensor:
-    return gradient.double().square().sum()
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()  # without a copy in float64
 
 
 def _held(model: Any, parts: Iterable[tuple[Part, Tensor]], sharded: bool) -> Iterator[tuple[Part, Tensor]]:
