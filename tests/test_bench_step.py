@@ -236,8 +236,8 @@ def test_replicas_have_as_many_flat_microbatches(part):
     assert evened(batch, bins, 1) is bins
     assert [each.tolist() for each in evened(batch, bins, 2)] == [[2, 4], [1], [0], [3]]
     assert [each.tolist() for each in evened(batch, bins, 5)] == [[1], [2], [4], [0], [3]]
-    with pytest.raises(InputError, match="5 trajectories cannot be shared by 3 replicas"):
-        evened(batch, bins, 3)
+    with pytest.raises(InputError, match="5 trajectories cannot be shared by 7 replicas"):
+        evened(batch, bins, 7)
 
 
 def test_a_slot_is_as_slow_as_its_slowest_replica(part):

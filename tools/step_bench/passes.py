@@ -62,7 +62,8 @@ class Pass(NamedTuple):
     """One side's step."""
 
     seconds: dict[str, float]
-    """`TIMES`: of all forward passes, all backward passes, norm and clip, and from the start to the end."""
+    """`TIMES`: of all forward passes, all backward passes, norm and clip, and from the start to the end; of several
+    processes those of the one with the largest total."""
     loss: float
     norm: float
     """Of the gradient, before the clip."""
@@ -218,7 +219,7 @@ def run(pipeline: Pipeline, side: Side, clock: Clock, tell: Callable[[int], None
     of_slots = [a + b for a, b in zip(each["forward"], each["backward"], strict=True)]
     found = gathered((seconds, memory, model.split.replica, of_slots))
     return Pass(
-        {name: max(told[0][name] for told in found) for name in TIMES},
+        max((told[0] for told in found), key=lambda times: times["total"]),
         listener.loss(),
         float(norm),
         max(told[1] for told in found) if clock.cuda else None,
