@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.linear.naive import Naive
 from harts.backends.plan_tensors import AttentionViews, PlanTensors
+from harts.errors import ConfigError, InputError
 from harts.registry import BUILT_IN
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
@@ -58,10 +59,8 @@ def part(bench: ModuleType) -> Any:
     return lambda name: importlib.import_module(f"step_bench.{name}")
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_tiny_set(folder: Path) -> Path:
     """Shared data with one small set: three groups of six trajectories, the last four tokens of each trained."""
-    folder = tmp_path_factory.mktemp("shared")
     draw = random.Random(0)
     (folder / "medium").mkdir()
     with gzip.open(folder / "medium" / "tiny.jsonl.gz", "wt") as out:
@@ -74,6 +73,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 row = {"id": f"t{group}.{i}", "group": f"g{group}", "tokens": tokens, "loss_mask": mask}
                 out.write(json.dumps(row) + "\n")
     return folder
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tiny_set(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +186,7 @@ def test_what_cannot_run_is_refused(bench, capsys, shared, tmp_path):
     assert "nothing was measured" in heard
     bare = ["--model", str(TOOLS.parent / "pipelines" / "plan_only.yaml"), "--layers", "2"]
     assert bench.main([*bare, "--workloads", "none", "--quiet"]) == 2
-    assert "is no model, known are those of huggingface, reference" in capsys.readouterr().err
+    assert "is no model, known are those of huggingface, megatron, reference" in capsys.readouterr().err
 
 
 def test_both_sides_of_a_cut_hold_the_same_trajectories(part, tiny):
@@ -221,6 +225,44 @@ def test_a_cut_stands_for_its_step(part):
     assert chosen(trees, 1) == [4]
     assert chosen(trees, 2) == [4, 5]
     assert chosen(trees, None) == chosen(trees, 6) == list(range(6))
+    assert chosen(trees, 1, 3) == [3, 4, 5]  # slots of three replicas: 142 / 30 and 124 / 40
+    assert chosen(trees, 2, 3) == list(range(6))
+
+
+def test_replicas_have_as_many_flat_microbatches(part):
+    batch = SimpleNamespace(columns=SimpleNamespace(length=np.array([3, 7, 5, 2, 4])), source="it")
+    bins = [np.array([0, 1]), np.array([2, 4]), np.array([3])]
+    evened = part("steps").evened
+    assert evened(batch, bins, 1) is bins
+    assert [each.tolist() for each in evened(batch, bins, 2)] == [[2, 4], [1], [0], [3]]
+    assert [each.tolist() for each in evened(batch, bins, 5)] == [[1], [2], [4], [0], [3]]
+    with pytest.raises(InputError, match="5 trajectories cannot be shared by 7 replicas"):
+        evened(batch, bins, 7)
+
+
+def test_a_slot_is_as_slow_as_its_slowest_replica(part):
+    imbalance = part("passes").slot_imbalance
+    assert imbalance([(0, [1.0, 2.0]), (0, [1.5, 2.0])]) is None
+    # two stages of replica 0, one of replica 1: slots of (1.5, 1) and (2, 4) seconds
+    found = [(0, [1.0, 2.0]), (0, [1.5, 2.0]), (1, [1.0, 4.0])]
+    assert imbalance(found) == pytest.approx((1.5 + 4) / (1.25 + 3) - 1)
+
+
+def test_topologies_are_of_the_processes_that_are_there(part, monkeypatch):
+    overrides = part("processes").overrides
+    with pytest.raises(ConfigError, match="tp2\\+sp is of 2 processes, torchrun started 1"):
+        overrides("tp2+sp")
+    with pytest.raises(ConfigError, match="--topology: 'xp2'"):
+        overrides("xp2")
+    monkeypatch.setattr(part("processes"), "PROCESSES", 8)
+    found = overrides("tp2+sp+cp2+dp2")
+    assert {"model.parallel.tensor=2", "partition.replicas=2", "layout.row_multiple=4"} <= set(found)
+
+
+def test_exchanges_are_known_by_their_kernels(part):
+    kind = part("communication").kind
+    assert kind("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)") == "AllReduce"
+    assert kind("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)") == "SendRecv"
 
 
 def test_samples_are_found_on_both_sides(part, tiny):
@@ -307,6 +349,7 @@ def test_parts_are_known_by_their_classes(part):
         "d": "LingMoE",
         "e": "AnRMSNorm",
     }
+    names |= {"h": "TreeLinearAttention", "i": "GatedMla", "j": "TreeMla", "k": "MoELayer"}
     for name, cls in {**names, "f": "SparseMoeBlock", "g": "QwenMLP"}.items():
         layer.add_module(name, of(cls))
     layer.d.add_module("inner", of("QwenMLP"))
@@ -319,9 +362,13 @@ def test_parts_are_known_by_their_classes(part):
         "LingMoE": "MoE and MLP",
         "SparseMoeBlock": "MoE and MLP",
         "QwenMLP": "MoE and MLP",
+        "TreeLinearAttention": "linear layers, rest",
+        "GatedMla": "attention layers, rest",
+        "TreeMla": "attention layers, rest",
+        "MoELayer": "MoE and MLP",
         "AnRMSNorm": "norms",
     }
-    assert len(found) == 7
+    assert len(found) == 11
 
 
 def test_requirements_follow_from_medians(part):
@@ -360,7 +407,7 @@ def test_requirements_follow_from_medians(part):
     assert wide["loss difference, timed"]
 
 
-@pytest.mark.parametrize("name", ["ling", "qwen3_next", "dense"])
+@pytest.mark.parametrize("name", ["ling", "ling_megatron", "qwen3_next", "dense"])
 def test_files_of_large_models_are_valid(part, name):
     pytest.importorskip("transformers")
     loaded = part("models").load(name, layers=8)
@@ -368,17 +415,17 @@ def test_files_of_large_models_are_valid(part, name):
     model = loaded.pipeline.settings.components["model"]
     need = model.cls.need_of(model.config, 64, "cuda")
     assert need.conv_width == loaded.pipeline.settings.components["layout"].config.conv_width
-    assert need.full_head_dims == ((192, 128) if name == "ling" else (256, 256))
-    assert need.least_gate == (-5.0 if name == "ling" else float("-inf"))
+    assert need.full_head_dims == ((192, 128) if "ling" in name else (256, 256))
+    assert need.least_gate == (-5.0 if "ling" in name else float("-inf"))
     assert model.config.recompute == "full"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["ling", "qwen3_next", "dense"])
+@pytest.mark.parametrize("name", ["ling", "ling_megatron", "qwen3_next", "dense"])
 def test_shallow_models_hold_on_a_gpu(bench, name):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    for package in ("transformers", "fla", "flash_attn.cute"):
+    for package in ("megatron.core" if name == "ling_megatron" else "transformers", "fla", "flash_attn.cute"):
         pytest.importorskip(package)
     arguments = ["--workloads", "synthetic", "--capacity", "4096", "--microbatches", "1", "--repeats", "1"]
     assert bench.main(["--model", name, "--layers", "4", *arguments]) == 0

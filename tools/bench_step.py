@@ -3,6 +3,7 @@
     python tools/bench_step.py --model ling --microbatches 2                    claude, swe_step and none, cut
     python tools/bench_step.py --model dense --layers 8 --workloads claude none --microbatches 1 --json
     python tools/bench_step.py --model reference --workloads synthetic none     everything on a CPU, in a minute
+    torchrun --nproc-per-node 4 tools/bench_step.py --model ling_megatron --topology tp2+sp+pp2+ep2
 
 Both sides are one model object with the same kernels and full recomputation; log-probs come from the restore stage. The
 flat side is the call plan `flat` on the trajectories of the same microbatches, packed whole into microbatches of the
@@ -10,11 +11,11 @@ same number of rows, each into the fullest one that has room. The loss is the su
 trained tokens, over the sum of all weights. Logits are computed of rows that predict a trained token; `--set
 restore.positions=all` computes all of them.
 
-Models: ling, qwen3_next, dense, reference (pipeline files in tools/step_bench/models), or the path of a pipeline file
-whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens; none, two
-microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of the
-shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches that are alike in
-compression, together nearest to that of the whole step.
+Models: ling, ling_megatron, qwen3_next, dense, reference (pipeline files in tools/step_bench/models), or the path of a
+pipeline file whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens;
+none, two microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of
+the shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches of each replica that are
+alike in compression, together nearest to that of the whole step.
 
 Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
 and wider, bounds are those of the package; in 16 bits the gradient may be as far from flat's as twice that of the flat
@@ -28,6 +29,12 @@ of these microbatches. Conversion is speedup over S / C. The first microbatch of
 taken; repeats are interleaved; the device is not waited for within a side. Peak memory includes parameters and
 gradients; whole trajectories leave more room in a microbatch than a plan does, so that what flat takes beside them is
 scaled to the rows of the fullest microbatch of HARTS before peaks are compared.
+
+A topology is sizes joined by +: tp, cp, pp, ep, dp; sp is sequence parallelism. Flat trajectories are packed into as
+many microbatches for every replica. Times are the slowest process's, memory is of the process with the largest peak,
+the breakdown is a mean over processes. Forward and backward are what a process computes and exchanges inside of them;
+the total has the waiting between them and the sum of gradients as well. Slot imbalance is the slowest replica's time of
+forward and backward over the mean, of all slots; NCCL time is that of its kernels.
 
 The breakdown is of the microbatches that were compared, measured apart, with marks around modules and backends. `lost`
 is what HARTS takes beyond flat's time over S / C.
@@ -44,6 +51,7 @@ from typing import Any
 from bench_document import machine, refused
 from step_bench.measure import Settings, measure
 from step_bench.models import NAMES, Loaded, load
+from step_bench.processes import PROCESSES, RANK, check, gathered, gradients, overrides, surroundings
 from step_bench.progress import Progress
 from step_bench.tables import text
 from step_bench.workloads import names, rollouts
@@ -58,28 +66,44 @@ def main(argv: list[str] | None = None) -> int:
     given = parser().parse_args(argv)
     unknown = [name for name in given.workloads if name not in (*names(given.shared), *USUAL)]
     if unknown:
-        return refused(f"no such workload: {', '.join(unknown)}; known: {', '.join(names(given.shared))}")
-    progress = Progress(given.quiet)
-    told: list[dict[str, Any]] = []
+        return _refused(f"no such workload: {', '.join(unknown)}; known: {', '.join(names(given.shared))}")
     try:
         loaded = load(given.model, _overrides(given), given.layers)
-        progress.tell(f"building {given.model}")
-        vocabulary = loaded.pipeline.env.model.vocabulary
-        for name in given.workloads:
-            try:
-                found = _measured(name, loaded, vocabulary, given, progress)
-            except FileNotFoundError as error:
-                print(f"{name}: skipped: {error}", file=sys.stderr)
-                continue
-            told.append(found)
-            print(text(found), end="\n\n", file=sys.stderr if given.json else sys.stdout, flush=True)
+        with surroundings(loaded.kind == "megatron"):
+            return _measure_all(given, loaded)
     except HartsError as error:
-        return refused(str(error))
+        return _refused(str(error))
+
+
+def _measure_all(given: argparse.Namespace, loaded: Loaded) -> int:
+    """All workloads; the first process tells of them."""
+    progress = Progress(given.quiet or RANK > 0)
+    told: list[dict[str, Any]] = []
+    progress.tell(f"building {given.model}")
+    check(loaded.pipeline)
+    parameters = _parameters(loaded)
+    for name in given.workloads:
+        try:
+            found = parameters | _measured(name, loaded, given, progress)
+        except FileNotFoundError as error:
+            _say(f"{name}: skipped: {error}", sys.stderr)
+            continue
+        told.append(found)
+        _say(text(found) + "\n", sys.stderr if given.json else sys.stdout)
     if given.json:
-        print(json.dumps(_document(given, loaded, told)))
+        _say(json.dumps(_document(given, loaded, told)), sys.stdout)
     if not told:
-        print("nothing was measured", file=sys.stderr)
+        _say("nothing was measured", sys.stderr)
     return int(not told or any(each["parity"]["faults"] for each in told))
+
+
+def _say(text: str, to: Any) -> None:
+    if RANK == 0:
+        print(text, file=to, flush=True)
+
+
+def _refused(text: str) -> int:
+    return refused(text if PROCESSES == 1 else f"process {RANK}: {text}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,7 +112,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", default="ling", help=f"{', '.join(NAMES)}, or the path of a pipeline file; default: ling")
     add("--workloads", nargs="+", default=list(USUAL), metavar="NAME", help=f"default: {' '.join(USUAL)}")
-    add("--microbatches", type=positive, metavar="N", help="cut each step to N microbatches of HARTS; default: all")
+    add("--topology", help="of several processes that torchrun starts, for instance tp2+sp+pp2+ep2; for megatron")
+    add("--microbatches", type=positive, metavar="N", help="cut to N microbatches a replica of HARTS; default: all")
     add("--layers", type=positive, metavar="N", help="depth of the model; default: the file's")
     add("--capacity", type=positive, metavar="T", help="rows of a microbatch; default: the file's, 65,536")
     add("--parity", type=positive, default=1, metavar="N", help="microbatches that are compared; default: 1")
@@ -114,22 +139,28 @@ def positive(text: str) -> int:
 
 def _overrides(given: argparse.Namespace) -> list[str]:
     options = {"partition.capacity": given.capacity, "model.dtype": given.dtype, "device": given.device}
-    return [*(f"{key}={value}" for key, value in options.items() if value is not None), *given.set]
+    found = [*(f"{key}={value}" for key, value in options.items() if value is not None), *given.set]
+    return found if given.topology is None else [*found, *overrides(given.topology)]
 
 
-def _measured(
-    name: str, loaded: Loaded, vocabulary: int, given: argparse.Namespace, progress: Progress
-) -> dict[str, Any]:
+def _parameters(loaded: Loaded) -> dict[str, int]:
+    """Of the whole model."""
+    mine = sum(each.numel() for _, each, _, counts in gradients(loaded.pipeline.env.model) if counts)
+    return {"parameters": sum(gathered(mine)), "processes": PROCESSES}
+
+
+def _measured(name: str, loaded: Loaded, given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     pipeline = loaded.pipeline
     partition: Any = pipeline.settings.components["partition"].config
     settings = Settings(pipeline.env.device, given.microbatches, given.parity, given.samples, given.repeats, given.seed)
-    batch = rollouts(name, given.shared, given.seed, vocabulary, partition.capacity or sys.maxsize)
+    capacity = partition.capacity or sys.maxsize
+    batch = rollouts(name, given.shared, given.seed, pipeline.env.model.vocabulary, capacity)
     found = {
         "workload": name,
         "model": given.model,
         "layers": loaded.layers,
         "dtype": str(pipeline.env.dtype).removeprefix("torch."),
-        "parameters": sum(each.numel() for each in pipeline.env.model.module.parameters()),
+        "topology": given.topology or "one",
     }
     return found | measure(name, batch, loaded, settings, progress)
 
@@ -137,7 +168,7 @@ def _measured(
 def _document(given: argparse.Namespace, loaded: Loaded, told: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that is known, for a program."""
     settings = {name: value for name, value in vars(given).items() if name not in {"json", "quiet", "shared"}}
-    packages = ("harts", "torch", "triton", "transformers", "fla-core", "flash-attn-4")
+    packages = ("harts", "torch", "triton", "transformers", "fla-core", "flash-attn-4", "megatron-core")
     return {
         "settings": settings,
         "pipeline": loaded.pipeline.settings.effective(),

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harts.backends.plan_tensors import build_plan_tensors
 from harts.config import Settings
 from harts.ir import CompactOutputs
 from harts.pipeline import Pipeline
-from step_bench.passes import Clock, weighted
+from step_bench.passes import Clock, Listener, accumulate
+from step_bench.processes import gathered
 from step_bench.steps import Microbatch, Side
 from step_bench.trace import OTHER, PHASES, Trace
 
@@ -25,12 +26,12 @@ HEAD, LAYOUT = "LM head, log-probs", "layout tensors"
 PARTS = (RULE, LINEAR, ATTEND, FULL, EXPERTS, NORMS, HEAD, LAYOUT, OTHER)
 
 MODULES = (
-    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|^LinearLayer)$")),
-    (FULL, re.compile(r"(Attention|^GqaLayer|^MlaLayer)$")),
-    (EXPERTS, re.compile(r"(MLP|^Mlp|MoE|^MoeLayer|MoeBlock)$")),
+    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|LinearAttention|^LinearLayer)$")),
+    (FULL, re.compile(r"(Attention|Mla|^GqaLayer|^MlaLayer)$")),
+    (EXPERTS, re.compile(r"(MLP|^Mlp|MoE|^MoeLayer|^MoELayer|MoeBlock)$")),
 )
 """Classes of modules by part, the first that matches; modules inside one that matched count with it."""
-LAYER = re.compile(r"(DecoderLayer|^Block)$")
+LAYER = re.compile(r"(DecoderLayer|^Block|^TreeLayer)$")
 """Classes of whole layers: norms beside its parts are the layer's own."""
 NORM = re.compile(r"Norm$")
 
@@ -76,7 +77,7 @@ def _derived(cls: Any, name: str, method: Any) -> Any:
 
 
 def breakdown(pipeline: Pipeline, side: Side, watch: Watch, clock: Clock) -> dict[str, dict[str, float]]:
-    """Seconds of each part in forward, recomputation and backward of some microbatches.
+    """Seconds of each part in forward, recomputation and backward of some microbatches, a mean over processes.
 
     Args:
         pipeline: made from `watched` settings; it has run these microbatches before.
@@ -84,41 +85,62 @@ def breakdown(pipeline: Pipeline, side: Side, watch: Watch, clock: Clock) -> dic
         watch: of the settings.
         clock: of the model's device.
     """
-    each = [_traced(pipeline, microbatch, watch, clock).seconds() for microbatch in side.microbatches]
+    each = gathered(_traced(pipeline, side, watch, clock).seconds())
     nothing = dict.fromkeys(PHASES, 0.0)
     return {
-        part: {phase: sum(found.get(part, nothing)[phase] for found in each) for phase in PHASES}
+        part: {phase: sum(found.get(part, nothing)[phase] for found in each) / len(each) for phase in PHASES}
         for part in PARTS
         if any(part in found for found in each)
     }
 
 
-def _traced(pipeline: Pipeline, microbatch: Microbatch, watch: Watch, clock: Clock) -> Trace:
-    """Forward and backward of one microbatch; its marks have passed."""
-    env = pipeline.env
-    env.model.module.zero_grad(set_to_none=True)
+class _Traced(Listener):
+    def __init__(self, pipeline: Pipeline, trace: Trace) -> None:
+        super().__init__(pipeline)
+        self.trace = trace
+
+    def hidden(self, microbatch: Microbatch) -> Tensor:
+        env = self.pipeline.env
+        with self.trace.span(LAYOUT):
+            wide = torch.promote_types(env.dtype, torch.float32)
+            plan = build_plan_tensors(microbatch.layout, env.device, wide)
+        return env.model.forward(plan).hidden
+
+    def logprobs(self, outputs: CompactOutputs) -> Tensor:
+        def restored(hidden: Tensor) -> Any:
+            return self.pipeline.stage("restore").run(CompactOutputs(outputs.layout, hidden)).logprobs
+
+        made: Tensor = self.trace.call(HEAD, restored, outputs.hidden)
+        return made
+
+    def began(self) -> None:
+        self.trace.begin(OTHER)
+
+    def ended(self) -> None:
+        self.trace.end(OTHER)
+
+    def turned(self) -> None:
+        self.trace.backward = True
+        self.trace.begin(OTHER, "backward")
+
+    def done(self) -> None:
+        self.trace.end(OTHER, "backward")
+        self.trace.backward = False
+
+
+def _traced(pipeline: Pipeline, side: Side, watch: Watch, clock: Clock) -> Trace:
+    """Forward and backward of some microbatches; the marks have passed."""
+    module = pipeline.env.model.module
+    module.zero_grad(set_to_none=True)
     clock.wait()
     trace = watch.trace = Trace(clock)
     try:
-        with _hooked(env.model.module, trace):
-            with trace.span(OTHER):
-                with trace.span(LAYOUT):
-                    wide = torch.promote_types(env.dtype, torch.float32)
-                    plan = build_plan_tensors(microbatch.layout, env.device, wide)
-                hidden = env.model.forward(plan).hidden
-                logprobs = trace.call(
-                    HEAD,
-                    lambda each: pipeline.stage("restore").run(CompactOutputs(microbatch.layout, each)).logprobs,
-                    hidden,
-                )
-                loss = weighted(logprobs, microbatch)
-            trace.backward = True
-            with trace.span(OTHER, "backward"):
-                loss.backward()
+        with _hooked(module, trace):
+            accumulate(side, _Traced(pipeline, trace))
     finally:
         watch.trace = None
     clock.wait()
-    env.model.module.zero_grad(set_to_none=True)
+    module.zero_grad(set_to_none=True)
     return trace
 
 

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 from harts.errors import HartsError
 from harts.ir import RolloutBatch
 from harts.pipeline import Pipeline
+from harts.train.agreement import agree
 from harts.train.check import TOLERANCE
 from step_bench.breakdown import breakdown
+from step_bench.communication import communication
 from step_bench.models import Loaded
 from step_bench.parity import parity, sampled
 from step_bench.passes import TIMES, Clock, Pass, run
+from step_bench.processes import PROCESSES
 from step_bench.progress import Progress
 from step_bench.requirements import ratios, requirements
 from step_bench.steps import Cut, Planned, Side, chosen, cut, plan, repacked
@@ -25,9 +28,9 @@ class Settings(NamedTuple):
 
     device: str
     microbatches: int | None
-    """Of HARTS; None is the whole step."""
+    """Of each replica of HARTS; None is the whole step."""
     parity: int
-    """Microbatches of them that are compared."""
+    """Of these, how many are compared."""
     samples: int
     """Positions whose logits are compared."""
     repeats: int
@@ -43,7 +46,10 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
     pipeline = loaded.pipeline
     progress.tell(f"{name}: planning")
     planned = plan(pipeline, batch)
-    members = chosen(planned.trees.items, settings.microbatches)
+    replicas = pipeline.env.model.split.replicas
+    if PROCESSES > 1:
+        agree(planned.trees)
+    members = chosen(planned.trees.items, settings.microbatches, replicas)
     made = cut(pipeline, planned, members, settings.seed, settings.device)
     told: dict[str, Any] = {
         "step": _step(planned),
@@ -52,7 +58,7 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         "sides": {side.name: _side(side) for side in (made.ours, made.flat)},
     }
     progress.tell(f"{name}: parity")
-    part = cut(pipeline, planned, members[: settings.parity], settings.seed, settings.device)
+    part = cut(pipeline, planned, members[: settings.parity * replicas], settings.seed, settings.device)
     told["parity"] = _parity(pipeline, planned, part, settings)
     if not told["parity"]["faults"]:
         told |= _timed(name, pipeline, made, settings, progress)
@@ -60,6 +66,8 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         clock = Clock(settings.device)
         seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
         told["breakdown"] = {"compression": part.compression, "seconds": seconds}
+        if PROCESSES > 1 and clock.cuda:
+            told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)
     told["requirements"] = requirements(name, told["ratios"], pipeline.env.dtype in TOLERANCE)
     return told
@@ -74,18 +82,19 @@ def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings)
 def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:
     """Both sides in turn, each repeat beginning with the other one; the first microbatch twice before."""
     clock = Clock(settings.device)
-    sides = [made.ours, made.flat]
+    sides, replicas = [made.ours, made.flat], pipeline.env.model.split.replicas
     for side in sides:
         progress.tell(f"{name}: warming up, {side.name}")
         for _ in range(2):
-            run(pipeline, side._replace(microbatches=side.microbatches[:1]), clock, lambda _: None)
+            first = side.microbatches[:replicas]
+            run(pipeline, side._replace(microbatches=first), clock, lambda _: None)
     found: dict[str, list[Pass]] = {side.name: [] for side in sides}
     for repeat in range(settings.repeats):
         for side in sides if repeat % 2 == 0 else sides[::-1]:
             text = f"{name}: repeat {repeat + 1} of {settings.repeats}, {side.name}"
             progress.tell(text)
             found[side.name].append(
-                run(pipeline, side, clock, partial(progress.count, text, of=len(side.microbatches)))
+                run(pipeline, side, clock, partial(progress.count, text, of=len(side.microbatches) // replicas))
             )
             _check(found[side.name][-1], side, name)
     ours, flat = found["HARTS"][0].loss, found["flat"][0].loss
@@ -93,6 +102,11 @@ def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progres
         "seconds": {side: summary(passes) for side, passes in found.items()},
         "timed_loss_difference": abs(ours - flat) / abs(flat),
         "gradient_norm": {side: passes[0].norm for side, passes in found.items()},
+        "slot_imbalance": {
+            side: median(each.slot_imbalance for each in passes)
+            for side, passes in found.items()
+            if passes[0].slot_imbalance is not None
+        },
         "memory_bytes": {side: passes[-1].memory._asdict() for side, passes in found.items() if passes[-1].memory},
     }
 

@@ -11,8 +11,12 @@ from harts.errors import ConfigError
 from harts.pipeline import Pipeline
 from step_bench.breakdown import Watch, watched
 
-NAMES = ("ling", "qwen3_next", "dense", "reference")
-LAYERS = {"huggingface": "model.overrides.num_hidden_layers", "reference": "model.layers"}
+NAMES = ("ling", "ling_megatron", "qwen3_next", "dense", "reference")
+LAYERS = {
+    "huggingface": "model.overrides.num_hidden_layers",
+    "megatron": "model.layers",
+    "reference": "model.layers",
+}
 """Key of the number of layers, by type of model."""
 
 
@@ -23,6 +27,8 @@ class Loaded(NamedTuple):
     watch: Watch
     layers: int | None
     """Of the model; None if the file alone does not tell."""
+    kind: str
+    """Name of the model backend."""
 
 
 def load(name: str, overrides: Sequence[str] = (), layers: int | None = None) -> Loaded:
@@ -46,7 +52,7 @@ def load(name: str, overrides: Sequence[str] = (), layers: int | None = None) ->
             raise ConfigError(f"--layers: the model of {path} is {kind}, known are those of {known}")
         settings = load_settings(path, [*overrides, f"{key}={layers}"])
     watch = Watch()
-    return Loaded(Pipeline(watched(settings, watch)), watch, _layers(settings.effective(), key))
+    return Loaded(Pipeline(watched(settings, watch)), watch, _layers(settings.effective(), key), kind)
 
 
 def _layers(effective: dict[str, object], key: str | None) -> int | None:

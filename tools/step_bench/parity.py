@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.base import Model
 from harts.backends.linear.dtypes import wide_dtype
-from harts.ir import CompactLayout
+from harts.ir import CompactLayout, CompactOutputs
 from harts.ir.base import Int64
 from harts.pipeline import Pipeline
 from harts.train.check import TOLERANCE
-from step_bench.passes import weighted
+from step_bench.passes import Listener, accumulate
+from step_bench.processes import PROCESSES, gathered, gradients, has_logits
 from step_bench.steps import Cut, Side
 
 LOSS = 1e-6
@@ -38,8 +41,8 @@ class Found(NamedTuple):
     """What one side gave."""
 
     loss: float
-    logits: Tensor
-    """Of the sample, float32 or wider, on the host, [n, V]."""
+    hidden: Tensor
+    """Of the sample, float32 or wider, on the host, alike on every process, [n, hidden]."""
 
 
 class Difference(NamedTuple):
@@ -81,29 +84,46 @@ def sample_rows(layout: CompactLayout, sample: Sample) -> tuple[Int64, Int64]:
     return members, layout.semantic_map.rows()[flat]
 
 
-def execute(pipeline: Pipeline, side: Side, sample: Sample, *, backward: bool = True) -> Found:
-    """Run a side; with `backward`, gradients are left in the parameters."""
+class _Sampled(Listener):
+    def __init__(self, pipeline: Pipeline, sample: Sample) -> None:
+        super().__init__(pipeline)
+        self.sample = sample
+        self.dtype = torch.promote_types(pipeline.env.dtype, torch.float32)
+        self.found: dict[int, Tensor] = {}
+
+    def logprobs(self, outputs: CompactOutputs) -> Tensor:
+        hidden: Any = outputs.hidden
+        members, rows = sample_rows(outputs.layout, self.sample)
+        picked = hidden.detach()[torch.from_numpy(rows).to(hidden.device)].to(self.dtype).cpu()
+        self.found |= dict(zip(members.tolist(), picked, strict=True))
+        return super().logprobs(outputs)
+
+    def states(self) -> Tensor:
+        """Hidden states of the sample, each from the process that leads those that have it."""
+        model, widths = self.pipeline.env.model, {len(each) for each in self.found.values()}
+        width = max(max(told, default=0) for told in gathered(widths))
+        made = torch.zeros(len(self.sample.key), width, dtype=self.dtype)
+        if model.split.leads:
+            for member, each in self.found.items():
+                made[member] = each
+        return model.total(made)
+
+
+def execute(pipeline: Pipeline, side: Side, sample: Sample) -> Found:
+    """Run a side; gradients are left with the model."""
     pipeline.env.model.module.zero_grad(set_to_none=True)
-    logits: Any = None
-    losses = []
-    for microbatch in side.microbatches:
-        members, rows = sample_rows(microbatch.layout, sample)
-        with torch.set_grad_enabled(backward):
-            outputs = pipeline.stage("execute").run(microbatch.layout)
-            loss = weighted(pipeline.stage("restore").run(outputs).logprobs, microbatch)
-        if backward:
-            loss.backward()
-        losses.append(float(loss.detach()))
-        found = _logits(outputs.hidden.detach(), pipeline.env.model.head_weight().detach(), rows)
-        logits = found.new_empty(len(sample.key), found.shape[1]) if logits is None else logits
-        logits[torch.from_numpy(members)] = found
-    return Found(sum(losses), logits)
+    listener = _Sampled(pipeline, sample)
+    accumulate(side, listener)
+    return Found(listener.loss(), listener.states())
 
 
-def _logits(hidden: Tensor, head: Tensor, rows: Int64) -> Tensor:
-    dtype = wide_dtype(hidden, head)
-    picked = hidden[torch.from_numpy(rows).to(hidden.device)]
-    return (picked.to(dtype) @ head.to(dtype).T).cpu()
+def logits(model: Model, found: Found) -> Tensor:
+    """Of the sample: those that count on this process, on the host, [n, rows of the LM head]."""
+    if not has_logits(model):
+        return found.hidden.new_zeros(len(found.hidden), 0)
+    head = model.head_weight().detach()
+    dtype = wide_dtype(found.hidden, head)
+    return (found.hidden.to(device=head.device, dtype=dtype) @ head.to(dtype).T).cpu()
 
 
 def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample) -> dict[str, Any]:
@@ -118,37 +138,42 @@ def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample) -> dict[s
         sample: positions whose logits are compared.
 
     Returns:
-        `faults`, `differences` of HARTS and `repacked` from flat, and `off_cosine` of these and of `rerun`: one less
-        the cosine of logits with those of flat, mean and most over the sample.
+        `faults`, `differences` of HARTS, `repacked` and `rerun` from flat, and `off_cosine` of these: one less the
+        cosine of logits with those of flat, mean and most over the sample.
     """
-    module = pipeline.env.model.module
+    model = pipeline.env.model
     flat = execute(pipeline, made.flat, sample)
-    kept = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
-    found = {"HARTS": execute(pipeline, made.ours, sample)}
-    apart = {"HARTS": difference(module, kept, found["HARTS"].loss, flat.loss)}
-    found["repacked"] = execute(pipeline, other, sample)
-    apart["repacked"] = difference(module, kept, found["repacked"].loss, flat.loss)
-    found["rerun"] = execute(pipeline, made.flat, sample, backward=False)
-    module.zero_grad(set_to_none=True)
+    kept = [_kept(each) for _, _, each, _ in gradients(model)]
+    wanted, apart, off = logits(model, flat), {}, {}
+    for name, side in {"HARTS": made.ours, "repacked": other, "rerun": made.flat}.items():
+        found = execute(pipeline, side, sample)
+        apart[name] = difference(model, kept, found.loss, flat.loss)
+        off[name] = off_cosine(logits(model, found), wanted, model.total)
+    model.module.zero_grad(set_to_none=True)
     return {
         "faults": faults(apart["HARTS"], apart["repacked"], pipeline.env.dtype),
         "loss": flat.loss,
         "differences": {name: each._asdict() for name, each in apart.items()},
-        "off_cosine": {name: off_cosine(each.logits, flat.logits) for name, each in found.items()},
+        "off_cosine": off,
         "samples": len(sample.key),
     }
 
 
-def difference(module: torch.nn.Module, kept: dict[str, Tensor], loss: float, flat_loss: float) -> Difference:
-    """Compare the gradients that a module's parameters hold with some that were kept."""
+def _kept(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that the next pass does not change: one process lets go of its own, several sum into buffers."""
+    return gradient if gradient is None or PROCESSES == 1 else gradient.clone()
+
+
+def difference(model: Model, kept: list[Tensor | None], loss: float, flat_loss: float) -> Difference:
+    """Compare the gradients that a model holds with some that were kept; alike on every process."""
     squares: dict[str, tuple[float, float]] = {}
-    for name, each in module.named_parameters():
-        ours, theirs = each.grad, kept.get(name)
-        if ours is None and theirs is None:
+    for (name, each, ours, counts), theirs in zip(gradients(model), kept, strict=True):
+        if not counts or (ours is None and theirs is None):
             continue
         a = torch.zeros_like(each) if ours is None else ours
         b = torch.zeros_like(each) if theirs is None else theirs
         squares[name] = float((a.double() - b.double()).square().sum()), float(b.double().square().sum())
+    squares = _summed(gathered(squares))
     apart, size = (sum(each[i] for each in squares.values()) for i in range(2))
     worst = max(squares, key=lambda name: _farness(*squares[name]))
     return Difference(
@@ -158,6 +183,13 @@ def difference(module: torch.nn.Module, kept: dict[str, Tensor], loss: float, fl
         _farness(*squares[worst]),
         _relative(math.sqrt(squares[worst][1]), math.sqrt(size)),
     )
+
+
+def _summed(found: list[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Squares of whole parameters, from those of their parts."""
+    names = dict.fromkeys(name for each in found for name in each)
+    both = {name: [each[name] for each in found if name in each] for name in names}
+    return {name: (sum(a for a, _ in each), sum(b for _, b in each)) for name, each in both.items()}
 
 
 def _farness(apart: float, size: float) -> float:
@@ -171,10 +203,16 @@ def _relative(apart: float, size: float) -> float:
     return math.inf if apart else 0.0
 
 
-def off_cosine(a: Tensor, b: Tensor) -> dict[str, float]:
-    """1 - cosine of the logits of each position, mean and most, in float64: half a squared distance on the sphere."""
-    a, b = (each.double() / each.double().norm(dim=1, keepdim=True) for each in (a, b))
-    off = (a - b).square().sum(1) / 2
+def off_cosine(a: Tensor, b: Tensor, total: Callable[[Tensor], Tensor] = lambda each: each) -> dict[str, float]:
+    """1 - cosine of the logits of each position, mean and most, in float64: half a squared distance on the sphere.
+
+    Args:
+        a: of this process, [n, rows of the LM head].
+        b: those that they are compared with.
+        total: sums over processes.
+    """
+    sizes = [total(each.double().square().sum(1)).sqrt()[:, None] for each in (a, b)]
+    off = total((a.double() / sizes[0] - b.double() / sizes[1]).square().sum(1)) / 2
     return {"mean": float(off.mean()), "most": float(off.max())}
 
 

@@ -1,6 +1,8 @@
 """One training step without the optimizer: forward and backward of every microbatch, then the gradient's norm and clip.
 
-The device's queue is not waited for within a pass: times are between marks in the queue.
+The device's queue is not waited for within a pass: times are between marks in the queue. A model that is split over
+processes runs its microbatches in the order of its own schedule, so a microbatch tells itself when its passes begin and
+end; the slowest process's times count.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harts.backends import gradients
+from harts.ir import CompactOutputs
 from harts.pipeline import Pipeline
+from step_bench.processes import clipped, gathered, together
 from step_bench.steps import Microbatch, Side
 
 CLIP = 1.0
@@ -45,7 +50,7 @@ class Clock:
 
 
 class Memory(NamedTuple):
-    """Bytes allocated on a CUDA device."""
+    """Bytes allocated on a CUDA device, of several the one with the largest peak."""
 
     peak: int
     """The most at any time, parameters and gradients included."""
@@ -57,16 +62,136 @@ class Pass(NamedTuple):
     """One side's step."""
 
     seconds: dict[str, float]
-    """`TIMES`: of all forward passes, all backward passes, norm and clip, and from the start to the end."""
+    """`TIMES`: of all forward passes, all backward passes, norm and clip, and from the start to the end; of several
+    processes those of the one with the largest total."""
     loss: float
     norm: float
     """Of the gradient, before the clip."""
     memory: Memory | None
     """None without a CUDA device."""
+    slot_imbalance: float | None
+    """Forward and backward of each slot's slowest replica over the mean of its replicas, less 1, over all slots; None
+    with one replica. Replicas that share experts wait for each other within a pass, which hides it."""
+
+
+class Listener:
+    """Runs microbatches, and hears what happens to them; those of this process alone, counted from 0."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.losses: list[Tensor] = []
+
+    def hidden(self, microbatch: Microbatch) -> Tensor:
+        """Hidden states of its rows; on all but the last pipeline stage what the next one takes."""
+        made: Tensor = self.pipeline.stage("execute").run(microbatch.layout).hidden
+        return made
+
+    def logprobs(self, outputs: CompactOutputs) -> Tensor:
+        """Of its semantic positions."""
+        made: Tensor = self.pipeline.stage("restore").run(outputs).logprobs
+        return made
+
+    def loss(self) -> float:
+        """Of all microbatches, alike on every process."""
+        model = self.pipeline.env.model
+        loss = torch.zeros((), dtype=torch.float64)
+        if self.losses and model.split.leads:
+            loss += torch.stack(self.losses).sum().cpu()
+        return float(model.total(loss))
+
+    def began(self) -> None:
+        """A forward pass begins."""
+
+    def ended(self) -> None:
+        """It ends, with the loss if the model ends here."""
+
+    def turned(self) -> None:
+        """A backward pass begins."""
+
+    def done(self) -> None:
+        """It ends."""
+
+
+def accumulate(side: Side, listener: Listener) -> None:
+    """Forward and backward of a side's microbatches, replacing the gradients that the model holds."""
+    model = listener.pipeline.env.model
+    mine = side.microbatches[model.split.replica :: model.split.replicas]
+    model.accumulate(len(mine), (_pass(each, listener) for each in mine))
+
+
+def _pass(microbatch: Microbatch, listener: Listener) -> gradients.Pass:
+    split = listener.pipeline.env.model.split
+
+    def forward() -> CompactOutputs:
+        listener.began()
+        hidden = listener.hidden(microbatch)
+        if not split.has_output:
+            listener.ended()
+            hidden = _turning(hidden, listener)
+        return CompactOutputs(microbatch.layout, hidden)
+
+    def loss(outputs: CompactOutputs) -> Tensor:
+        share = weighted(listener.logprobs(outputs), microbatch)
+        listener.losses.append(share.detach())
+        listener.ended()
+        return _turning(share, listener)
+
+    return gradients.Pass(forward, loss, 0.0, 0.0)
+
+
+def _turning(x: Tensor, listener: Listener) -> Tensor:
+    turning: Tensor = _Turn.apply(x, listener)
+    return turning
+
+
+class _Turn(torch.autograd.Function):
+    """Comes last, so it is where the backward pass begins."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, listener: Listener) -> Tensor:
+        ctx.listener = listener
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        ctx.listener.turned()
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.listener.done)  # when all gradients are there
+        return given[0], None
+
+
+class _Timed(Listener):
+    def __init__(self, pipeline: Pipeline, clock: Clock, tell: Callable[[int], None]) -> None:
+        super().__init__(pipeline)
+        self.clock, self.tell = clock, tell
+        self.marks: dict[str, list[Any]] = {"began": [], "ended": [], "turned": [], "done": []}
+
+    def _mark(self, name: str) -> None:
+        self.marks[name].append(self.clock.mark())
+
+    def began(self) -> None:
+        self._mark("began")
+
+    def ended(self) -> None:
+        self._mark("ended")
+
+    def turned(self) -> None:
+        self._mark("turned")
+
+    def done(self) -> None:
+        self._mark("done")
+        self.tell(len(self.marks["done"]))
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Of each microbatch, which come back in the order in which they went."""
+        both = {"forward": ("began", "ended"), "backward": ("turned", "done")}
+        return {
+            name: [self.clock.seconds(*pair) for pair in zip(*(self.marks[each] for each in ends), strict=True)]
+            for name, ends in both.items()
+        }
 
 
 def run(pipeline: Pipeline, side: Side, clock: Clock, tell: Callable[[int], None]) -> Pass:
-    """Run a side; gradients are left in the parameters, clipped.
+    """Run a side; gradients are left with the model, clipped.
 
     Args:
         pipeline: holds the model.
@@ -74,34 +199,48 @@ def run(pipeline: Pipeline, side: Side, clock: Clock, tell: Callable[[int], None
         clock: of the model's device.
         tell: called with the number of microbatches that are queued.
     """
-    module = pipeline.env.model.module
-    module.zero_grad(set_to_none=True)
+    model = pipeline.env.model
+    model.module.zero_grad(set_to_none=True)
+    together()
     clock.wait()
     if clock.cuda:
         torch.cuda.reset_peak_memory_stats()
+    listener = _Timed(pipeline, clock, tell)
     start = clock.mark()
-    marks, losses = [], []
-    for done, microbatch in enumerate(side.microbatches, 1):
-        begin = clock.mark()
-        loss = weighted(pipeline.logprobs(microbatch.layout).logprobs, microbatch)
-        middle = clock.mark()
-        loss.backward()
-        marks.append((begin, middle, clock.mark()))
-        losses.append(loss.detach())
-        del loss  # and with it the graph
-        tell(done)
+    accumulate(side, listener)
     begin = clock.mark()
-    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+    norm = clipped(model, CLIP)
     end = clock.mark()
     clock.wait()
-    seconds = {
-        "forward": sum(clock.seconds(a, b) for a, b, _ in marks),
-        "backward": sum(clock.seconds(b, c) for _, b, c in marks),
-        "gradient": clock.seconds(begin, end),
-        "total": clock.seconds(start, end),
-    }
+    each = listener.seconds()
+    seconds = {name: sum(values) for name, values in each.items()}
+    seconds |= {"gradient": clock.seconds(begin, end), "total": clock.seconds(start, end)}
     memory = Memory(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()) if clock.cuda else None
-    return Pass(seconds, float(torch.stack(losses).sum()), float(norm), memory)
+    of_slots = [a + b for a, b in zip(each["forward"], each["backward"], strict=True)]
+    found = gathered((seconds, memory, model.split.replica, of_slots))
+    return Pass(
+        max((told[0] for told in found), key=lambda times: times["total"]),
+        listener.loss(),
+        float(norm),
+        max(told[1] for told in found) if clock.cuda else None,
+        slot_imbalance([told[2:] for told in found]),
+    )
+
+
+def slot_imbalance(found: list[tuple[int, list[float]]]) -> float | None:
+    """See `Pass.slot_imbalance`.
+
+    Args:
+        found: of each process, its replica and the seconds of its microbatches.
+    """
+    replicas: dict[int, list[float]] = {}
+    for replica, seconds in found:
+        before = replicas.setdefault(replica, seconds)
+        replicas[replica] = [max(pair) for pair in zip(before, seconds, strict=True)]
+    if len(replicas) == 1:
+        return None
+    slots = list(zip(*replicas.values(), strict=True))
+    return sum(map(max, slots)) / sum(sum(slot) / len(slot) for slot in slots) - 1.0
 
 
 def weighted(logprobs: Tensor, microbatch: Microbatch) -> Tensor:

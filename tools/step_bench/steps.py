@@ -16,6 +16,7 @@ from harts.ir.base import Float64, Int64
 from harts.pipeline import Pipeline
 from harts.registry import resolve
 from harts.train.reduction import trained_positions
+from step_bench.processes import gathered
 
 WHOLE = ("ingest", "partition", "schedule")
 """Planning of all trajectories together."""
@@ -91,7 +92,8 @@ class Cut(NamedTuple):
     """Rows of the trajectories in the batch, ascending."""
     loss: Loss
     seconds: dict[str, float]
-    """Planning: the part of `WHOLE` that falls to these trajectories by their tokens, and their own stages."""
+    """Planning: the part of `WHOLE` that falls to these trajectories by their tokens, and the stages of the process's
+    own microbatches; the slowest process's."""
 
     @property
     def compression(self) -> float:
@@ -111,24 +113,29 @@ def plan(pipeline: Pipeline, batch: RolloutBatch) -> Planned:
     return Planned(batch, value, seconds)
 
 
-def chosen(trees: Sequence[SegmentTree], count: int | None) -> list[int]:
-    """Microbatches that stand for a step: alike in compression, and together nearest to that of the whole step.
+def chosen(trees: Sequence[SegmentTree], count: int | None, replicas: int = 1) -> list[int]:
+    """Slots that stand for a step: alike in compression, and together nearest to that of the whole step.
 
     The first ones of a plan would not do: they are the heaviest, single trajectories of the full capacity.
 
     Args:
-        trees: of the step.
-        count: how many; None is all.
+        trees: of the step, slot after slot.
+        count: how many slots; None is all.
+        replicas: microbatches of a slot.
+
+    Returns:
+        Their microbatches, ascending.
     """
-    if count is None or count >= len(trees):
+    if count is None or count * replicas >= len(trees):
         return list(range(len(trees)))
-    semantic = np.array([tree.semantic_tokens for tree in trees])
-    compact = np.array([len(tree.tokens) for tree in trees])
+    semantic = np.array([tree.semantic_tokens for tree in trees]).reshape(-1, replicas).sum(1)
+    compact = np.array([len(tree.tokens) for tree in trees]).reshape(-1, replicas).sum(1)
     order = np.argsort(semantic / compact, kind="stable")
     sums = [np.convolve(each[order], np.ones(count, dtype=np.int64), "valid") for each in (semantic, compact)]
     off = np.abs(np.log(sums[0] / sums[1] * compact.sum() / semantic.sum()))
     first = int(off.argmin())
-    return sorted(order[first : first + count].tolist())
+    slots = np.sort(order[first : first + count])
+    return (slots[:, None] * replicas + np.arange(replicas)).reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
 def cut(pipeline: Pipeline, planned: Planned, members: Sequence[int], seed: int, device: str) -> Cut:
@@ -142,15 +149,19 @@ def cut(pipeline: Pipeline, planned: Planned, members: Sequence[int], seed: int,
     tokens = int(planned.batch.columns.length[keys].sum())
     share = tokens / planned.trees.step.semantic_tokens
     seconds = {kind: share * planned.seconds[kind] for kind in WHOLE}
+    split = pipeline.env.model.split
     layouts: list[Any] = list(trees)
     for kind in ("call_plan", "layout"):
-        begin = time.perf_counter()
-        layouts = [pipeline.stage(kind).run(value) for value in layouts]
-        seconds[kind] = time.perf_counter() - begin
+        seconds[kind] = 0.0
+        for number, value in enumerate(layouts):
+            begin = time.perf_counter()
+            layouts[number] = pipeline.stage(kind).run(value)
+            seconds[kind] += (number % split.replicas == split.replica) * (time.perf_counter() - begin)
+    seconds = {kind: max(told[kind] for told in gathered(seconds)) for kind in seconds}
     loss = Loss(seed, sum(float(weights(tree, seed).sum()) for tree in trees), device)
     if not loss.total:
         raise InputError(f"{planned.batch.source}: none of the {len(keys)} trajectories has a trained token")
-    bins = packed(planned.batch, keys, _capacity(pipeline, tokens))
+    bins = evened(planned.batch, packed(planned.batch, keys, _capacity(pipeline, tokens)), split.replicas)
     flat = Side("flat", loss.of(flat_layouts(pipeline, planned.batch, bins)))
     return Cut(Side("HARTS", loss.of(layouts)), flat, keys, loss, seconds)
 
@@ -159,6 +170,7 @@ def repacked(pipeline: Pipeline, batch: RolloutBatch, made: Cut) -> Side:
     """The flat side in other microbatches, as a shuffled data loader would pack it."""
     order = np.random.default_rng(made.loss.seed).permutation(made.keys)
     bins = packed(batch, order, _capacity(pipeline, made.flat.rows), sort=False)
+    bins = evened(batch, bins, pipeline.env.model.split.replicas)
     return Side("repacked", made.loss.of(flat_layouts(pipeline, batch, bins)))
 
 
@@ -193,6 +205,27 @@ def packed(batch: RolloutBatch, keys: Int64, capacity: int, *, sort: bool = True
         room[i] -= size
         bins[i].append(key)
     return [np.sort(np.array(each, dtype=np.int64)) for each in bins]
+
+
+def evened(batch: RolloutBatch, bins: list[Int64], replicas: int) -> list[Int64]:
+    """As many microbatches for each replica, those of a slot alike in rows; the fullest that can be are halved for it.
+
+    Raises:
+        InputError: there are fewer trajectories than replicas.
+    """
+    if replicas == 1:
+        return bins
+    length = batch.columns.length
+    made = list(bins)
+    while len(made) % replicas:
+        several = [i for i, members in enumerate(made) if len(members) > 1]
+        if not several:
+            raise InputError(f"{batch.source}: {len(made)} trajectories cannot be shared by {replicas} replicas")
+        members = made.pop(max(several, key=lambda i: int(length[made[i]].sum())))
+        filled = np.cumsum(length[members])
+        half = int(np.searchsorted(filled, filled[-1] / 2).clip(1, len(members) - 1))
+        made += [members[:half], members[half:]]
+    return sorted(made, key=lambda members: -int(length[members].sum()))
 
 
 def flat_layouts(pipeline: Pipeline, batch: RolloutBatch, bins: Iterable[Int64]) -> list[CompactLayout]:

@@ -15,7 +15,8 @@ def text(told: dict[str, Any]) -> str:
     """One workload."""
     lines = [_title(told), "", *_plan(told), "", *_parity(told["parity"])]
     if "seconds" in told:
-        lines += ["", *_seconds(told), "", *_ratios(told), *_memory(told), "", *_breakdown(told["breakdown"])]
+        lines += ["", *_seconds(told), "", *_ratios(told), *_memory(told), *_processes(told), ""]
+        lines += _breakdown(told["breakdown"])
     return "\n".join(lines)
 
 
@@ -23,8 +24,9 @@ def _title(told: dict[str, Any]) -> str:
     step, sides = told["step"], told["sides"]
     count = sides["HARTS"]["microbatches"]
     part = "all" if count == step["microbatches"] else f"cut to {count} of"
+    on = "" if told["processes"] == 1 else f", {told['processes']} processes ({told['topology']})"
     return (
-        f"{told['workload']}, model {told['model']}, {told['layers']} layers, {told['dtype']}: {part} "
+        f"{told['workload']}, model {told['model']}, {told['layers']} layers, {told['dtype']}{on}: {part} "
         f"{step['microbatches']} microbatches of {step['capacity']:,} rows; whole step S / C {step['compression']:.2f}"
     )
 
@@ -50,7 +52,7 @@ def _parity(parity: dict[str, Any]) -> list[str]:
     lines.append(_line("relative difference from flat", "HARTS", "repacked", "rerun"))
     names = {"loss": "loss", "gradient": "gradient", "worst_gradient": "gradient of the worst parameter"}
     for name, shown in names.items():
-        values = [f"{parity['differences'][side][name]:.2e}" for side in ("HARTS", "repacked")]
+        values = [f"{parity['differences'][side][name]:.2e}" for side in PARITY_SIDES]
         lines.append(_line(shown, *values))
     worst = parity["differences"]["HARTS"]
     lines.append(f"      {worst['worst']}, {worst['worst_share']:.1e} of the whole gradient's norm")
@@ -93,6 +95,15 @@ def _memory(told: dict[str, Any]) -> list[str]:
         for side in SIDES
         if side in memory
     ]
+
+
+def _processes(told: dict[str, Any]) -> list[str]:
+    """What only several processes have."""
+    lines = [_line(f"slot imbalance of {side}", f"{value:.2%}") for side, value in told["slot_imbalance"].items()]
+    for side, kinds in told.get("communication", {}).items():
+        each = ", ".join(f"{kind} {1e3 * value:.1f}" for kind, value in kinds.items())
+        lines += [_line(f"ms of NCCL, {side}, same trajectories", f"{1e3 * sum(kinds.values()):,.1f}") + f"  {each}"]
+    return lines
 
 
 def _breakdown(told: dict[str, Any]) -> list[str]:

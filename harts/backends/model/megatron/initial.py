@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -14,17 +17,36 @@ from harts.backends.model.megatron.parts import EXPERTS, Part
 
 OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "out_proj.weight", "experts.down")
 """What is added to the residual stream; smaller by sqrt(2 * layers)."""
+THREADS = 16
+"""Most weights that are drawn at a time; one of them has a second, in float32, while it is drawn."""
 
 
 def initialise(parts: Iterable[tuple[Part, nn.Parameter]], config: MegatronConfig) -> None:
-    """Draw weights on the host; vectors of norms stay ones."""
+    """Draw weights on the host, several at a time; vectors of norms stay ones."""
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        for done in [threads.submit(draw) for draw in _draws(parts, config)]:
+            done.result()
+
+
+def _draws(parts: Iterable[tuple[Part, nn.Parameter]], config: MegatronConfig) -> Iterator[Callable[[], None]]:
+    """A function a weight, which draws it. An expert's weight does not depend on which others are here."""
     for part, parameter in parts:
-        with torch.no_grad():
-            if part.name.endswith(EXPERTS):
-                for place, one in enumerate(parameter, start=part.index * len(parameter)):
-                    one.copy_(_weight(f"{part.name}.{place}", tuple(one.shape), config))
-            elif _drawn(part):
-                parameter.copy_(part.cut(_weight(part.name, part.shape, config)))
+        if part.name.endswith(EXPERTS):
+            for place, one in enumerate(parameter.detach(), start=part.index * len(parameter)):
+                yield partial(_draw, one, f"{part.name}.{place}", tuple(one.shape), config)
+        elif _drawn(part):
+            yield partial(_draw, parameter.detach(), part.name, part.shape, config, part.cut)
+
+
+def _draw(
+    target: Tensor,
+    name: str,
+    shape: tuple[int, ...],
+    config: MegatronConfig,
+    cut: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    whole = _weight(name, shape, config)
+    target.copy_(whole if cut is None else cut(whole))
 
 
 def _drawn(part: Part) -> bool:

@@ -70,7 +70,8 @@ def norm_over_processes(model: Any, parts: Iterable[tuple[Part, Tensor]], distri
 
 
 def _square(gradient: Tensor) -> Tensor:
-    return gradient.double().square().sum()
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)  # without a copy in float64
+    return norm.square()
 
 
 def _held(model: Any, parts: Iterable[tuple[Part, Tensor]], sharded: bool) -> Iterator[tuple[Part, Tensor]]:

@@ -30,16 +30,51 @@ MLA = {"attention": "mla", "heads": 4, "kv_rank": 64, "nope_dim": 128, "rope_dim
 GQA = {"attention": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 128}
 MOE = {"experts": 8, "top_k": 2, "intermediate_size": 128, "dense_layers": 1}
 
-CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "kda-mla": ({**LARGE, **MLA, "rule": "kda", "linear_value_heads": 2}, "kda", "tree"),
-    "gdn-gqa": ({**LARGE, **GQA, "rule": "gdn"}, "gdn", "tree"),
-    "kda-mla-experts": ({**LARGE, **MLA, "rule": "kda", "linear_value_heads": 2, "moe": MOE}, "kda", "tree"),
+LING = {
+    **LARGE,
+    **MLA,
+    "rule": "kda",
+    "linear_value_heads": 2,
+    "decay": "full",
+    "least_gate": -5.0,
+    "head_gate": True,
+    "moe": {**MOE, "experts": 16, "top_k": 4, "shared_intermediate_size": 128, "scoring": "sigmoid"},
+    "overrides": {
+        "moe_router_enable_expert_bias": True,
+        "moe_router_num_groups": 4,
+        "moe_router_group_topk": 2,
+        "moe_router_topk_scaling_factor": 2.5,
+    },
 }
-"""Configuration, linear attention, full attention."""
+QWEN3_NEXT = {
+    **LARGE,
+    **GQA,
+    "rule": "gdn",
+    "rotary_percent": 0.25,
+    "moe": {**MOE, "dense_layers": 0, "shared_intermediate_size": 128},
+    "overrides": {
+        "attention_output_gate": True,
+        "qk_layernorm": True,
+        "layernorm_zero_centered_gamma": True,
+        "moe_shared_expert_gate": True,
+    },
+}
+SAFE = {"type": "kda", "safe_gate": True}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "kda-mla": ({**LARGE, **MLA, "rule": "kda", "linear_value_heads": 2}, {"type": "kda"}),
+    "gdn-gqa": ({**LARGE, **GQA, "rule": "gdn"}, {"type": "gdn"}),
+    "kda-mla-experts": ({**LARGE, **MLA, "rule": "kda", "linear_value_heads": 2, "moe": MOE}, {"type": "kda"}),
+    "ling": (LING, SAFE),
+    "ling-kept": ({**LING, "recompute": "none"}, SAFE),
+    "qwen3-next": (QWEN3_NEXT, {"type": "gdn"}),
+}
+"""Configuration, linear attention."""
 
 
 def _model(changes: dict[str, Any], linear: Any, full: Any, device: str, dtype: str) -> MegatronModel:
-    return scrambled(MegatronModel(config(**changes, dtype=dtype, recompute="full"), linear, full, device))
+    made = config(**({"recompute": "full"} | changes), dtype=dtype)
+    return scrambled(MegatronModel(made, linear, full, device))
 
 
 def _run(model: MegatronModel, paths: Paths, call_plan: str) -> tuple[float, dict[str, Tensor]]:
@@ -76,6 +111,7 @@ def test_compact_is_as_close_to_float32_as_flat(case: str) -> None:
         pytest.skip("needs a CUDA device")
     pytest.importorskip("fla")
     pytest.importorskip("flash_attn.cute.interface")
-    changes, linear, full = CASES[case]
-    backends = (resolve("linear_attention", linear), resolve("full_attention", full))
-    check(changes, *(each(each.Config()) for each in backends), "cuda")
+    changes, options = CASES[case]
+    linear, full = resolve("linear_attention", options["type"]), resolve("full_attention", "tree")
+    settings = {name: value for name, value in options.items() if name != "type"}
+    check(changes, linear(linear.Config(**settings)), full(full.Config()), "cuda")
