@@ -17,7 +17,7 @@ from harts.ir.base import Int64
 from harts.pipeline import Pipeline
 from harts.train.check import TOLERANCE
 from step_bench.passes import Listener, accumulate
-from step_bench.processes import PROCESSES, gathered, gradients, has_logits
+from step_bench.processes import gathered, gradients, has_logits
 from step_bench.steps import Cut, Side
 
 LOSS = 1e-6
@@ -143,7 +143,7 @@ def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample) -> dict[s
     """
     model = pipeline.env.model
     flat = execute(pipeline, made.flat, sample)
-    kept = [_kept(each) for _, _, each, _ in gradients(model)]
+    kept = [_kept(each, model) for _, _, each, _ in gradients(model)]
     wanted, apart, off = logits(model, flat), {}, {}
     for name, side in {"HARTS": made.ours, "repacked": other, "rerun": made.flat}.items():
         found = execute(pipeline, side, sample)
@@ -159,9 +159,9 @@ def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample) -> dict[s
     }
 
 
-def _kept(gradient: Tensor | None) -> Tensor | None:
-    """A gradient that the next pass does not change: one process lets go of its own, several sum into buffers."""
-    return gradient if gradient is None or PROCESSES == 1 else gradient.clone()
+def _kept(gradient: Tensor | None, model: Model) -> Tensor | None:
+    """A gradient that the next pass does not change: `grad` is let go of, buffers of Megatron are filled again."""
+    return gradient if gradient is None or getattr(model, "parallel", None) is None else gradient.clone()
 
 
 def difference(model: Model, kept: list[Tensor | None], loss: float, flat_loss: float) -> Difference:
