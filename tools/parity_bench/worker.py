@@ -34,14 +34,15 @@ def work(folder: Path) -> None:
             target.mkdir(exist_ok=True)
             torch.save(found, target / f"{rank}.pt")
             _leave()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _leave() -> None:
     from megatron.core import parallel_state  # noqa: PLC0415  (heavy)
 
     distributed.barrier()
-    parallel_state.destroy_model_parallel()
-    distributed.destroy_process_group()  # and the threads of all groups
+    parallel_state.destroy_model_parallel()  # the processes stay together: to meet again can block
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
