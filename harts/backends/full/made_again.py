@@ -55,18 +55,18 @@ class _Saved:
     def __init__(self, tensor: Tensor, make: Callable[[Tensor], Tensor] | None) -> None:
         self._tensor: Tensor | None = tensor
         self._make = make
-        self._node: Any = None
+        self._kept: Any = None
 
     def keep(self) -> None:
         """Hand the tensor over to autograd, with the hooks that are set now."""
         with torch.enable_grad():
             anchor = torch.empty(0, device="cpu", requires_grad=True)
-            self._node = _Keep.apply(anchor, self._tensor).grad_fn  # type: ignore[no-untyped-call]
+            self._kept = _Keep.apply(anchor, self._tensor)  # type: ignore[no-untyped-call]  # it owns its node
         self._tensor = None
 
     def read(self) -> Tensor:
         """The tensor; hooks allow one look in each backward pass, which is how often functions take it."""
-        (tensor,) = self._node.saved_tensors
+        (tensor,) = self._kept.grad_fn.saved_tensors
         with torch.no_grad():
             made: Tensor = tensor if self._make is None else self._make(tensor)
         return made
