@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harts.backends.full.tree.preorder import Preorder, preorder
 from harts.backends.full.tree.tiles import Tiles, lists, visible_tiles
+from harts.backends.linear.sizes import ceil_div
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.base import Int32
 
@@ -103,8 +104,11 @@ def _intervals(order: Preorder, device: torch.device) -> Tensor:
 def _device_lists(
     tiles: Tiles, by: Literal["query", "key"], rows: int, tile: tuple[int, int], device: torch.device
 ) -> DeviceLists:
-    one, other, size = (tiles.query, tiles.key, tile[0]) if by == "query" else (tiles.key, tiles.query, tile[1])
-    partial, full = (lists(one[which], other[which], -(-rows // size)) for which in (~tiles.full, tiles.full))
+    queries, keys = (ceil_div(rows, size) for size in tile)
+    one, other, *counts = (
+        (tiles.query, tiles.key, queries, keys) if by == "query" else (tiles.key, tiles.query, keys, queries)
+    )
+    partial, full = (lists(one[which], other[which], *counts) for which in (~tiles.full, tiles.full))
 
     def put(array: Int32) -> Tensor:
         return torch.from_numpy(array)[None, None].to(device)

@@ -80,11 +80,11 @@ def visible_tiles(views: AttentionViews, tile_queries: int, tile_keys: int) -> T
     return Tiles(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
-def lists(one: Int64, other: Int64, count: int) -> Lists:
-    """For each of `count` tiles of one side, list those of the other side that it is paired with."""
+def lists(one: Int64, other: Int64, count: int, others: int) -> Lists:
+    """For each of `count` tiles of one side, list those of the `others` of the other side that it is paired with."""
     order = np.lexsort((other, one))
     counts = np.bincount(one, minlength=count)
-    width = max(2, int(counts.max(initial=0)))  # a dimension of one would be taken for a broadcast one
+    width = max(min(2, others), int(counts.max(initial=0)))  # one of several would be taken for all of them
     index = np.zeros((count, width), dtype=np.int32)
     index[one[order], expand_runs(np.zeros(count, dtype=np.int64), counts)] = other[order]
     return Lists(counts.astype(np.int32), index)

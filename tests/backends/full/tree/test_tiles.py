@@ -51,16 +51,17 @@ def test_tiles_of_random_forests_are_those_of_the_matrix(seed):
 
 def test_lists_ascend_and_hold_every_tile_once():
     one, other = np.array([3, 0, 3, 3, 0]), np.array([5, 2, 0, 4, 1])
-    found = lists(one, other, 5)
+    found = lists(one, other, 5, 9)
     assert found.counts.tolist() == [2, 0, 0, 3, 0]
     assert found.indices.tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 0], [0, 4, 5], [0, 0, 0]]
     assert found.indices.dtype == found.counts.dtype == np.int32
 
 
-def test_lists_are_never_one_wide():
-    assert lists(np.array([0]), np.array([1]), 1).indices.shape == (1, 2)
+def test_lists_are_one_wide_only_where_the_other_side_is_one_tile():
+    assert lists(np.array([0]), np.array([1]), 1, 2).indices.shape == (1, 2)
+    assert lists(np.array([0]), np.array([0]), 1, 1).indices.shape == (1, 1)
     none = np.zeros(0, dtype=np.int64)
-    assert lists(none, none, 3).indices.shape == (3, 2)
+    assert lists(none, none, 3, 2).indices.shape == (3, 2)
 
 
 def test_tiles_of_many_rows_are_found_without_the_matrix():
