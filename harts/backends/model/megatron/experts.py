@@ -47,16 +47,19 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]  # megatron has no t
             [T, hidden] times the weights, and no bias.
         """
         if not len(rows):
-            return self._of_nothing(rows), None
+            return self._of_nothing(rows, probs), None
         ends = tokens_per_expert.to(rows.device).cumsum(0).to(torch.int32)
         gate, up = grouped_mm(rows, self.gate_up, offs=ends).chunk(2, dim=1)
         weighted = (silu(gate) * up * probs[:, None]).to(rows.dtype)
         return grouped_mm(weighted, self.down, offs=ends), None
 
-    def _of_nothing(self, rows: Tensor) -> Tensor:
-        """No row came to this rank: gradients of its experts are zeros, and others that wait for them are not left."""
+    def _of_nothing(self, rows: Tensor, probs: Tensor) -> Tensor:
+        """No row came to this rank: gradients of its experts are zeros.
+
+        The result follows from all inputs nevertheless: in the backward pass other ranks wait for the exchange of each.
+        """
         nothing = self.gate_up[:0].sum() + self.down[:0].sum()
-        return rows * (1.0 + nothing)  # grouped products of no row have no backward pass
+        return (rows * probs[:, None] * (1.0 + nothing)).to(rows.dtype)  # grouped products of no row have no backward
 
 
 def _check(config: Any) -> None:

@@ -53,15 +53,13 @@ REFUSED: dict[str, str] = {
     "qk_l2_norm": UNUSED,
     "moe_mlp_glu_interleave_size": UNUSED,
     "moe_token_dropping": LOAD,
-    "gtp_weight_remat_size": UNUSED,
-    "expert_gtp_weight_remat_size": UNUSED,
     "deallocate_pipeline_outputs": "outputs of stages are views",
     "fp32_residual_connection": "parts of this model give the parameters' dtype",
     "cache_mla_latents": "it is for inference",
 }
 """Options that would change results silently, and why."""
 
-ONLY: dict[str, tuple[tuple[str | None, ...], str]] = {
+ONLY: dict[str, tuple[tuple[str | int | None, ...], str]] = {
     "moe_router_load_balancing_type": (
         ("none", "aux_loss", "global_aux_loss"),
         "plans do not tell which rows are one trajectory's, nor do others balance by multiplicities",
@@ -69,6 +67,8 @@ ONLY: dict[str, tuple[tuple[str | None, ...], str]] = {
     "softmax_type": (("vanilla",), "backends of full attention have no sink"),
     "rope_type": (("rope",), "others are not served"),
     "moe_router_dtype": ((None, "fp32"), "statistics are float32"),
+    "gtp_weight_remat_size": ((1,), UNUSED),
+    "expert_gtp_weight_remat_size": ((1,), UNUSED),
 }
 """Options that have to have one of some values, and why."""
 

@@ -48,7 +48,7 @@ TINY = [
     "train.steps=2",
     "train.learning_rate=1e-3",
 ]
-SPLIT = ["model.parallel.pipeline=1", "model.parallel.expert=1", "model.parallel.tensor=2", "partition.replicas=1"]
+SPLIT = ["model.parallel.pipeline=1", "model.parallel.expert=2", "model.parallel.tensor=2", "partition.replicas=1"]
 PIPELINED = ["model.parallel.tensor=1", "model.parallel.expert=1", "model.parallel.pipeline=2"]
 ALONE = ["model.parallel={tensor: 1, pipeline: 1, expert: 1}", "partition.replicas=1"]
 
