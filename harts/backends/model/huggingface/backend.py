@@ -101,20 +101,18 @@ class HuggingFace(Model):
                 use_cache=False,
                 **{ARGUMENT: call},
             )
-        self._check_layers(call)
-        hidden = output.last_hidden_state[0]
-        if not call.statistics:
+        hidden, counted = output.last_hidden_state[0], call.end()
+        self._check_layers(call.ran, set(counted))
+        if not counted:
             return ModelOutput(hidden, None, None, None)
-        found = [call.statistics[layer] for layer in sorted(call.statistics)]
+        found = [counted[layer] for layer in sorted(counted)]
         z, balance, load = (torch.stack(each) for each in zip(*found, strict=True))
         return ModelOutput(hidden, z.sum(), balance.sum(), load)
 
-    def _check_layers(self, call: TreeCall) -> None:
+    def _check_layers(self, ran: dict[int, str], counted: set[int]) -> None:
         wanted = dict(enumerate(self.settings.layer_types))
-        missing = [f"{layer} ({kind})" for layer, kind in wanted.items() if call.ran.get(layer) != kind]
-        missing += [
-            f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in call.statistics
-        ]
+        missing = [f"{layer} ({kind})" for layer, kind in wanted.items() if ran.get(layer) != kind]
+        missing += [f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in counted]
         if missing:
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
 

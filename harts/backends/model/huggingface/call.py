@@ -16,9 +16,12 @@ Current = dict[int, "TreeCall"]
 """The call that last ran attention in each layer of a model: the one that its experts run in."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TreeCall:
-    """Reaches the attention of each layer as an argument, so that recomputation sees the same one."""
+    """Reaches the attention of each layer as an argument, so that recomputation sees the same one.
+
+    Graphs of the pass hold it until they are gone, so nothing that holds a graph may stay in it.
+    """
 
     plan: PlanTensors
     linear: LinearAttention
@@ -28,9 +31,21 @@ class TreeCall:
     ran: dict[int, str] = field(default_factory=dict)
     """Layers whose attention ran on the plan, and its kind."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict)
-    """Of each layer with experts, from the first time that it ran: recomputation does not count twice."""
+    """Of each layer with experts, until the forward pass ends."""
+    ended: bool = False
+    """Whether the forward pass has ended; what runs then is recomputation."""
 
     def enter(self, layer: int, kind: str) -> None:
         """Attention of a layer begins."""
         self.ran[layer] = kind
         self.current[layer] = self
+
+    def count(self, layer: int, found: RouterStatistics) -> None:
+        """Statistics of a layer; those of recomputation are dropped."""
+        if not self.ended:
+            self.statistics[layer] = found
+
+    def end(self) -> dict[int, RouterStatistics]:
+        """The forward pass has ended: its statistics, which are let go of."""
+        found, self.statistics, self.ended = self.statistics, {}, True
+        return found

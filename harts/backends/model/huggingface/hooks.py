@@ -99,7 +99,6 @@ def _count(layer: int, current: Current, router: Router | None) -> Any:
         logits, chosen = widen(output[0]), output[-1]
         scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
         probability = scores / scores.sum(-1, keepdim=True)
-        found = statistics(logits, Routing(chosen, scores, probability), call.plan.multiplicity)
-        call.statistics.setdefault(layer, found)
+        call.count(layer, statistics(logits, Routing(chosen, scores, probability), call.plan.multiplicity))
 
     return hook
