@@ -116,7 +116,10 @@ def test_the_whole_command_adds_up(bench, capsys, shared):
         assert each["gradient_norm"]["HARTS"] == pytest.approx(each["gradient_norm"]["flat"])
         assert each["memory_bytes"] == {}
         _times_add_up(each)
+        assert each["breakdown"]["pair_ratio"] <= each["breakdown"]["compression"]
     shared_prefixes, unshared = found["results"]
+    assert unshared["ratios"]["conversion that pairs allow"] == unshared["breakdown"]["pair_ratio"] == 1
+    assert shared_prefixes["ratios"]["conversion that pairs allow"] < 1
     assert shared_prefixes["cut"]["compression"] > 2
     assert unshared["cut"]["compression"] == 1
     required = {each["ratio"] for each in shared_prefixes["requirements"]}
@@ -369,6 +372,13 @@ def test_parts_are_known_by_their_classes(part):
         "AnRMSNorm": "norms",
     }
     assert len(found) == 11
+
+
+def test_conversion_that_pairs_allow(part):
+    """A fifth of flat's time gains 2, the rest 4: 1 / (0.8 / 4 + 0.2 / 2) of 4."""
+    flat = {"attention": {"forward": 0.5, "backward": 1.5}, "norms": {"forward": 8.0}}
+    found = part("requirements")._by_pairs(4.0, 2.0, {"flat": flat, "HARTS": {}})
+    assert found == pytest.approx(1 / (0.8 / 4 + 0.2 / 2) / 4)
 
 
 def test_requirements_follow_from_medians(part):

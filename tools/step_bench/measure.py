@@ -65,7 +65,11 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         progress.tell(f"{name}: breakdown")
         clock = Clock(settings.device)
         seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
-        told["breakdown"] = {"compression": part.compression, "seconds": seconds}
+        told["breakdown"] = {
+            "compression": part.compression,
+            "pair_ratio": part.flat.pairs / part.ours.pairs,
+            "seconds": seconds,
+        }
         if PROCESSES > 1 and clock.cuda:
             told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from step_bench.breakdown import ATTEND
+
 CONVERSION, CORE = 0.95, 0.93
 """Least speedup over compression, without and with planning. Published are 0.855 to 0.864, and 0.78 to 0.82."""
 NO_SHARING = 0.97
@@ -42,6 +44,8 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         "Core conversion": core / compression,
         "loss difference, timed": told["timed_loss_difference"],
     }
+    if "breakdown" in told:
+        found["conversion that pairs allow"] = _by_pairs(**told["breakdown"])
     memory = told["memory_bytes"]
     if memory:
         rows = told["sides"]["HARTS"]["fullest"] / told["sides"]["flat"]["fullest"]
@@ -49,6 +53,13 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         found["peak memory, HARTS / flat"] = memory["HARTS"]["peak"] / flat_peak
         found["peak memory at equal rows"] = memory["HARTS"]["peak"] / (held + (flat_peak - held) * rows)
     return found
+
+
+def _by_pairs(compression: float, pair_ratio: float, seconds: dict[str, dict[str, dict[str, float]]]) -> float:
+    """Conversion if attention gained as many times as it has fewer pairs, and all else as there are fewer rows."""
+    parts = {part: sum(phases.values()) for part, phases in seconds["flat"].items()}
+    attention = parts.get(ATTEND, 0.0) / sum(parts.values())
+    return 1.0 / (1.0 - attention + attention * compression / pair_ratio)
 
 
 def requirements(workload: str, found: dict[str, float], wide: bool) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.plan_tensors import attention_views
 from harts.errors import InputError
 from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, SegmentTree
 from harts.ir.base import Float64, Int64
@@ -47,6 +48,11 @@ class Side(NamedTuple):
     def rows(self) -> int:
         """Of all microbatches, without padding."""
         return sum(each.rows for each in self.microbatches)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, of one head of one layer, of all microbatches."""
+        return sum(attention_views(each.layout, "cpu").pairs for each in self.microbatches)
 
     @property
     def padded_rows(self) -> int:
