@@ -26,7 +26,10 @@ class TreeLayer(TransformerLayer):  # type: ignore[misc]  # megatron has no type
         if router is None:
             return super().forward(*args, **kwargs)
         with router.running(kwargs.get("packed_seq_params")):
-            return super().forward(*args, **kwargs)
+            output = super().forward(*args, **kwargs)
+        dispatcher = self.mlp.token_dispatcher
+        dispatcher.probs = dispatcher.routing_map = None  # their graph would hold the layer's input and its gradient
+        return output
 
 
 class Alone:
