@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -221,15 +223,39 @@ def test_trajectories_go_where_least_room_is_left(part):
     assert [each.tolist() for each in found] == [[0, 1], [2, 4], [3]]
 
 
+def _tree(*paths: int, shared: int = 0) -> Any:
+    """Trajectories of some lengths that share their first tokens."""
+    length = np.array(paths)
+    ends = np.array([shared, *paths]) if shared else length
+    start = np.array([0, *[shared] * len(paths)]) if shared else 0 * length
+    return SimpleNamespace(
+        semantic_tokens=int(length.sum()),
+        tokens=range(int((ends - start).sum())),
+        start=start,
+        end=ends,
+        columns=SimpleNamespace(length=length),
+    )
+
+
 def test_a_cut_stands_for_its_step(part):
-    sizes = [(10, 10), (80, 10), (52, 10), (20, 10), (48, 10), (56, 20)]  # S / C is 266 / 70 = 3.8
-    trees = [SimpleNamespace(semantic_tokens=s, tokens=range(c)) for s, c in sizes]
-    chosen = part("steps").chosen
-    assert chosen(trees, 1) == [4]
-    assert chosen(trees, 2) == [4, 5]
-    assert chosen(trees, None) == chosen(trees, 6) == list(range(6))
-    assert chosen(trees, 1, 3) == [3, 4, 5]  # slots of three replicas: 142 / 30 and 124 / 40
-    assert chosen(trees, 2, 3) == list(range(6))
+    """S / C of slots is 1, 1.82, 1, 3.17 and 1.6, together 1.91; pairs are 1, 1.68, 1, 2.67 and 1.40, together 1.86."""
+    trees = [_tree(10), _tree(100, 100, shared=90), _tree(50, 50)]
+    trees += [_tree(80, 80, 80, 80, shared=73), _tree(40, 40, shared=30)]
+    choice = part("choice")
+    whole = np.array([choice._sizes(tree) for tree in trees]).sum(0)
+    assert whole.tolist() == [710, 371, 27_305, 14_642]
+
+    def off(members: list[int]) -> float:
+        return float(choice._off(np.array([choice._sizes(trees[i]) for i in members]).sum(0), whole))
+
+    assert choice.chosen(trees, 1) == [1]
+    for count in (2, 3, 4):
+        found = choice.chosen(trees, count)
+        assert len(set(found)) == count
+        exchanged = [[*(each for each in found if each != out), new] for out in found for new in {*range(5)} - {*found}]
+        assert off(found) <= min(map(off, exchanged))
+    assert choice.chosen(trees, None) == choice.chosen(trees, 5) == list(range(5))
+    assert choice.chosen(trees[:4], 1, 2) == [2, 3]  # slots of two replicas
 
 
 def test_replicas_have_as_many_flat_microbatches(part):
@@ -286,16 +312,36 @@ def test_samples_are_found_on_both_sides(part, tiny):
 
 
 def test_bounds_of_parity_are_those_of_the_dtype(part):
-    made = part("parity").Difference(1e-5, 0.08, "a", 0.2, 0.5)
-    spread = made._replace(gradient=0.03)
+    made = part("parity").Difference(1e-5, 0.08, "a", 0.2, 0.5, {"a": 0.2, "b": 0.05})
+    spread = made._replace(gradient=0.03, parameters={"a": 0.05, "b": 0.001})
     faults = part("parity").faults
-    assert faults(made, spread, torch.bfloat16) == [
-        "gradient: differs by a relative 8.0e-02, allowed is 6.0e-02; worst is a, by 2.0e-01"
+    assert faults(made, [spread], torch.bfloat16) == [
+        "gradient: differs by a relative 8.0e-02, allowed is 6.0e-02; worst is a",
+        "gradient of b: differs by a relative 5.0e-02, allowed is 2.0e-02",
     ]
-    assert faults(made, spread._replace(gradient=0.05), torch.bfloat16) == []
-    assert faults(made._replace(gradient=0.049), spread._replace(gradient=0.0), torch.bfloat16) == []
-    assert len(faults(made, spread, torch.float32)) == 2
-    assert len(faults(made._replace(loss=float("nan")), made, torch.bfloat16)) == 1
+    other = spread._replace(gradient=0.05, parameters={"a": math.inf, "b": 0.03})
+    assert faults(made, [spread, other], torch.bfloat16) == []
+    assert faults(made._replace(gradient=0.019), [spread._replace(gradient=0.0)], torch.bfloat16)[0].startswith(
+        "gradient of b"
+    )
+    assert len(faults(made, [spread], torch.float32)) == 2
+    assert len(faults(made._replace(loss=float("nan")), [made], torch.bfloat16)) == 1
+    many = made._replace(gradient=0.0, parameters=dict.fromkeys("abcdef", 1.0))
+    found = faults(many, [many._replace(parameters=dict.fromkeys("abcdef", 0.1))], torch.bfloat16)
+    assert found[3:] == ["3 more parameters' gradients are too far off"]
+
+
+def test_rounding_is_of_the_embeddings_alone(part, tiny):
+    pipeline, planned = tiny
+    made = part("steps").cut(pipeline, planned, [1], 0, "cpu")
+    sample = part("parity").sampled(planned.batch.columns.length, made.keys, 40, 0)
+    parity, module = part("parity"), pipeline.env.model.module
+    first = parity._embeddings(module)[0]
+    before = first(torch.arange(5))
+    plain, off = (run(pipeline, made.flat, sample) for run in (parity.execute, partial(parity.rounded, seed=3)))
+    moved = (off.hidden - plain.hidden).norm() / plain.hidden.norm()
+    assert 1e-17 < float(moved) < 1e-13  # float64
+    assert torch.equal(first(torch.arange(5)), before)
 
 
 def test_cosines_are_exact_near_1(part):
@@ -395,7 +441,10 @@ def test_requirements_follow_from_medians(part):
         "timed_loss_difference": 1e-7,
         "parity": {
             "differences": {"HARTS": {"loss": 2e-6}},
-            "off_cosine": {side: {"mean": off} for side, off in (("HARTS", 2e-5), ("repacked", 3e-5), ("rerun", 0.0))},
+            "off_cosine": {
+                side: {"mean": off}
+                for side, off in (("HARTS", 2e-5), ("repacked", 3e-5), ("rerun", 2e-5), ("rounded", 4e-5))
+            },
         },
         "sides": {"HARTS": {"fullest": 60}, "flat": {"fullest": 50}},
         "memory_bytes": {"HARTS": {"peak": 170, "held": 50}, "flat": {"peak": 150, "held": 50}},
@@ -404,17 +453,19 @@ def test_requirements_follow_from_medians(part):
     assert found["F/B/Grad conversion"] == pytest.approx(5 / 5.2)
     assert found["Core speedup"] == pytest.approx(20 / 4.2)
     assert found["peak memory at equal rows"] == pytest.approx(1.0)
-    verdicts = {each["ratio"]: each["met"] for each in requirements.requirements("claude", found, False)}
+    verdicts = {each["ratio"]: each["met"] for each in requirements.requirements("claude", found)}
     assert verdicts == {
         "F/B/Grad conversion": True,
         "Core conversion": False,
         "peak memory at equal rows": True,
+        "loss difference": False,
+        "loss difference, timed": True,
         "1 - cosine": True,
     }
-    wide = {each["ratio"]: each["met"] for each in requirements.requirements("none", found, True)}
-    assert wide["F/B/Grad speedup"]
-    assert not wide["loss difference"]
-    assert wide["loss difference, timed"]
+    found["1 - cosine"] = 2.1e-5
+    unshared = {each["ratio"]: each["met"] for each in requirements.requirements("none", found)}
+    assert unshared["F/B/Grad speedup"]
+    assert not unshared["1 - cosine"]
 
 
 @pytest.mark.parametrize("name", ["ling", "ling_megatron", "qwen3_next", "dense"])

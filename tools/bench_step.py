@@ -15,13 +15,13 @@ Models: ling, ling_megatron, qwen3_next, dense, reference (pipeline files in too
 pipeline file whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens;
 none, two microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of
 the shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches of each replica that are
-alike in compression, together nearest to that of the whole step.
+together nearest to the whole step in S / C and in the ratio of pairs.
 
 Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
-and wider, bounds are those of the package; in 16 bits the gradient may be as far from flat's as twice that of the flat
-run in other microbatches (`repacked`), or 0.05. A workload whose parity does not hold has no times, and the exit status
-is 1. `rerun` is the flat run again in the same microbatches, which may give equal bits; the cosine of logits is held
-against the less equal one of the two.
+and wider, bounds are those of the package. In 16 bits they are what the flat run differs from itself in other
+microbatches (`repacked`), once more in the same ones (`rerun`), and with embeddings that are off by half a rounding
+step at most (`rounded`): the gradient may be off by twice the most of them, that of each parameter by four times, or
+by 0.02. A workload whose parity does not hold has no times, and the exit status is 1.
 
 F/B/Grad is forward (with the making of index tensors), backward, and norm and clip of the gradient. Core adds planning
 on the side of HARTS: of ingest, partition and schedule the part of the tokens that were run, and call plan and layout
@@ -37,8 +37,8 @@ the total has the waiting between them and the sum of gradients as well. Slot im
 forward and backward over the mean, of all slots; NCCL time is that of its kernels.
 
 The breakdown is of the microbatches that were compared, measured apart, with marks around modules and backends. `lost`
-is what HARTS takes beyond flat's time over S / C. Attention has fewer pairs of a query and a key by a smaller factor than
-it has rows: `conversion that pairs allow` is that of a run whose attention gains this factor, and all else S / C.
+is what HARTS takes beyond flat's time over S / C. Attention has fewer pairs of a query and a key by a smaller factor
+than it has rows: `conversion that pairs allow` is that of a run whose attention gains this factor, and all else S / C.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from harts.train.objectives import LossTerms, Objective
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave; its gradients are with the model: in `grad`, or in the buffers of what splits or widens it."""
+    """What one step gave; its gradients are with the model: in `grad`, or in buffers of what splits it."""
 
     loss: float
     """Policy loss plus router losses with their coefficients."""

@@ -11,8 +11,8 @@ from harts.errors import HartsError
 from harts.ir import RolloutBatch
 from harts.pipeline import Pipeline
 from harts.train.agreement import agree
-from harts.train.check import TOLERANCE
 from step_bench.breakdown import breakdown
+from step_bench.choice import chosen
 from step_bench.communication import communication
 from step_bench.models import Loaded
 from step_bench.parity import parity, sampled
@@ -20,7 +20,7 @@ from step_bench.passes import TIMES, Clock, Pass, run
 from step_bench.processes import PROCESSES
 from step_bench.progress import Progress
 from step_bench.requirements import ratios, requirements
-from step_bench.steps import Cut, Planned, Side, chosen, cut, plan, repacked
+from step_bench.steps import Cut, Planned, Side, cut, plan, repacked
 
 
 class Settings(NamedTuple):
@@ -55,7 +55,7 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         "step": _step(planned),
         "cut": _cut(made),
         "planning_seconds": made.seconds,
-        "sides": {side.name: _side(side) for side in (made.ours, made.flat)},
+        "sides": {side.name: _side(side, _all_positions(pipeline)) for side in (made.ours, made.flat)},
     }
     progress.tell(f"{name}: parity")
     part = cut(pipeline, planned, members[: settings.parity * replicas], settings.seed, settings.device)
@@ -73,13 +73,13 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         if PROCESSES > 1 and clock.cuda:
             told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)
-    told["requirements"] = requirements(name, told["ratios"], pipeline.env.dtype in TOLERANCE)
+    told["requirements"] = requirements(name, told["ratios"])
     return told
 
 
 def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings) -> dict[str, Any]:
     sample = sampled(planned.batch.columns.length, part.keys, settings.samples, settings.seed)
-    found = parity(pipeline, part, repacked(pipeline, planned.batch, part), sample)
+    found = parity(pipeline, part, repacked(pipeline, planned.batch, part), sample, settings.seed)
     return found | {"microbatches": len(part.ours.microbatches), "flat_microbatches": len(part.flat.microbatches)}
 
 
@@ -153,12 +153,19 @@ def _cut(made: Cut) -> dict[str, Any]:
     }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _all_positions(pipeline: Pipeline) -> bool:
+    config: Any = pipeline.settings.components["restore"].config
+    return bool(config.positions == "all")
+
+
+def _side(side: Side, all_positions: bool) -> dict[str, Any]:
     plans = [each.layout.plan for each in side.microbatches]
     return {
         "microbatches": len(plans),
         "rows": side.rows,
         "padded_rows": side.padded_rows,
+        "logit_rows": sum(each.logit_rows(all_positions=all_positions) for each in side.microbatches),
+        "pairs": side.pairs,
         "replay_rows": sum(int(each.replay.sum()) for each in plans),
         "rounds": max(each.rounds for each in plans),
         "fullest": max(each.rows for each in side.microbatches),

@@ -37,6 +37,12 @@ class Microbatch(NamedTuple):
         """Without padding."""
         return self.layout.rows
 
+    def logit_rows(self, *, all_positions: bool) -> int:
+        """Rows whose logits are needed: of all predictions, or of trained ones."""
+        columns = self.layout.plan.tree.columns
+        rows = self.layout.semantic_map.rows()[columns.predicted() - 1]
+        return len(np.unique(rows if all_positions else rows[self.trained.cpu().numpy()]))
+
 
 class Side(NamedTuple):
     """HARTS or flat."""
@@ -117,31 +123,6 @@ def plan(pipeline: Pipeline, batch: RolloutBatch) -> Planned:
             value = pipeline.stage(kind).run(value)
             seconds[kind] = time.perf_counter() - begin
     return Planned(batch, value, seconds)
-
-
-def chosen(trees: Sequence[SegmentTree], count: int | None, replicas: int = 1) -> list[int]:
-    """Slots that stand for a step: alike in compression, and together nearest to that of the whole step.
-
-    The first ones of a plan would not do: they are the heaviest, single trajectories of the full capacity.
-
-    Args:
-        trees: of the step, slot after slot.
-        count: how many slots; None is all.
-        replicas: microbatches of a slot.
-
-    Returns:
-        Their microbatches, ascending.
-    """
-    if count is None or count * replicas >= len(trees):
-        return list(range(len(trees)))
-    semantic = np.array([tree.semantic_tokens for tree in trees]).reshape(-1, replicas).sum(1)
-    compact = np.array([len(tree.tokens) for tree in trees]).reshape(-1, replicas).sum(1)
-    order = np.argsort(semantic / compact, kind="stable")
-    sums = [np.convolve(each[order], np.ones(count, dtype=np.int64), "valid") for each in (semantic, compact)]
-    off = np.abs(np.log(sums[0] / sums[1] * compact.sum() / semantic.sum()))
-    first = int(off.argmin())
-    slots = np.sort(order[first : first + count])
-    return (slots[:, None] * replicas + np.arange(replicas)).reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
 def cut(pipeline: Pipeline, planned: Planned, members: Sequence[int], seed: int, device: str) -> Cut:

@@ -8,7 +8,7 @@ from step_bench.passes import TIMES
 from step_bench.trace import PHASES
 
 SIDES = ("HARTS", "flat")
-PARITY_SIDES = ("HARTS", "repacked", "rerun")
+PARITY_SIDES = ("HARTS", "repacked", "rerun", "rounded")
 
 
 def text(told: dict[str, Any]) -> str:
@@ -38,7 +38,7 @@ def _plan(told: dict[str, Any]) -> list[str]:
         f"  S {cut['semantic_tokens']:,}, C {cut['compact_tokens']:,}, S / C {cut['compression']:.3f}",
         _line("", *SIDES),
     ]
-    for name in ("microbatches", "rows", "padded_rows", "replay_rows", "rounds", "fullest"):
+    for name in ("microbatches", "rows", "padded_rows", "logit_rows", "pairs", "replay_rows", "rounds", "fullest"):
         lines.append(_line(name.replace("_", " "), *(f"{told['sides'][side][name]:,}" for side in SIDES)))
     seconds = told["planning_seconds"]
     each = ", ".join(f"{name} {1e3 * value:.1f}" for name, value in seconds.items())
@@ -49,7 +49,7 @@ def _parity(parity: dict[str, Any]) -> list[str]:
     told = "holds" if not parity["faults"] else "does not hold: nothing is timed"
     count = f"microbatches: {parity['microbatches']} of HARTS, {parity['flat_microbatches']} of flat"
     lines = [f"  parity {told} ({count})", *(f"    {fault}" for fault in parity["faults"])]
-    lines.append(_line("relative difference from flat", "HARTS", "repacked", "rerun"))
+    lines.append(_line("relative difference from flat", *PARITY_SIDES))
     names = {"loss": "loss", "gradient": "gradient", "worst_gradient": "gradient of the worst parameter"}
     for name, shown in names.items():
         values = [f"{parity['differences'][side][name]:.2e}" for side in PARITY_SIDES]
