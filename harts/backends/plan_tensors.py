@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.placing import place
 from harts.ir import CompactLayout
 from harts.ir.base import Int64
 from harts.ir.runs import expand_runs, offsets
@@ -60,9 +61,9 @@ class LinearRound:
     """One packed linear-attention call."""
 
     gather: Tensor
-    """Compact row of each packed row, replay rows first in each sequence, [T]."""
+    """Compact row of each packed row, replay rows first in each sequence, int64 on the host, [T]."""
     own: Tensor
-    """Packed index of the rows that this round owns, [own]."""
+    """Packed index of the rows that this round owns, int64 on the host, [own]."""
     own_rows: slice
     """Compact rows of this round: contiguous, in packed order."""
     call: PackedCall
@@ -75,7 +76,7 @@ class LinearRound:
     def replayed(self) -> Int64:
         """Packed index of the replay rows, on the host, [T - own]."""
         replay = np.ones(len(self.gather), dtype=np.bool_)
-        replay[self.own.cpu().numpy()] = False
+        replay[self.own.numpy()] = False
         return np.flatnonzero(replay)
 
 
@@ -107,9 +108,7 @@ class AttentionViews(Memo):
     @property
     def key_row(self) -> Tensor:
         """Row of every key of every branch, int64 on the device, [sum of keys]; listed on first use."""
-        return self.once(
-            "key_row", lambda: torch.from_numpy(expand_runs(self.run_row, self.run_length)).to(self.device)
-        )
+        return self.once("key_row", lambda: place(expand_runs(self.run_row, self.run_length), self.device))
 
     @property
     def pairs(self) -> int:
@@ -135,21 +134,32 @@ class PlanTensors(Memo):
     """Own rows of each sequence, [Q + 1]."""
     context_row: Tensor
     """Rows of the conv context, -1 is zero, [Q, w - 1]."""
-    conv_row: Tensor
-    """Row under each tap of the causal conv, oldest first; C stands for a zero row, [w, C]."""
+    window: Tensor
+    """Row under each tap of the causal conv, oldest first; C stands for a zero row, int64 on the host, [w, C]."""
     rounds: tuple[LinearRound, ...]
     num_states: int
     views: AttentionViews
+    largest_token: tuple[int, int]
+    """A row that holds the largest token id, and that id."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layers run."""
+        return self.input_ids.device
+
+    @property
+    def conv_row(self) -> Tensor:
+        """`window` on the device; placed on first use."""
+        return self.once("conv_row", lambda: place(self.window, self.device))
 
 
 def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -> PlanTensors:
     """Expand the runs of a layout into index tensors on a device."""
 
     def put(array: Any) -> Tensor:
-        return torch.from_numpy(np.array(array, dtype=np.int64)).to(device)
+        return place(np.asarray(array, dtype=np.int64), device)
 
     plan = layout.plan
-    rounds = tuple(_round(layout, index, put) for index in range(plan.rounds))
     return PlanTensors(
         rows=layout.rows,
         chunk_size=plan.chunk_size,
@@ -158,14 +168,15 @@ def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -
         multiplicity=put(layout.multiplicity).to(dtype),
         cu_rows=layout.cu_rows.tolist(),
         context_row=put(layout.context_row),
-        conv_row=put(_conv_rows(layout)),
-        rounds=rounds,
+        window=torch.from_numpy(_conv_rows(layout)),
+        rounds=tuple(_round(layout, index) for index in range(plan.rounds)),
         num_states=len(plan.state_sequence),
         views=attention_views(layout, device),
+        largest_token=(int(layout.input_ids.argmax()), int(layout.input_ids.max())),
     )
 
 
-def _round(layout: CompactLayout, index: int, put: Any) -> LinearRound:
+def _round(layout: CompactLayout, index: int) -> LinearRound:
     plan = layout.plan
     first, last = plan.round_offset[index], plan.round_offset[index + 1]
     replay, own = np.diff(layout.replay_offset)[first:last], np.diff(layout.cu_rows)[first:last]
@@ -178,8 +189,8 @@ def _round(layout: CompactLayout, index: int, put: Any) -> LinearRound:
     states = np.flatnonzero((plan.state_sequence >= first) & (plan.state_sequence < last))
     maker = plan.state_sequence[states]
     return LinearRound(
-        gather=put(gather),
-        own=put(is_own),
+        gather=torch.from_numpy(gather),
+        own=torch.from_numpy(is_own),
         own_rows=slice(int(begin), int(end)),
         call=PackedCall(
             chunk_size=plan.chunk_size,

@@ -182,7 +182,7 @@ def conv_checks(need: Need) -> list[Check]:
 
     (y, dx, dweight), (y64, dx64, dweight64) = tensors(fused_conv, need.dtype), tensors(short_conv, torch.float64)
     shared = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    shared[shared_rows(plan.conv_row, plan.cu_rows).row] = True
+    shared[shared_rows(plan.window, plan.cu_rows, plan.device).row] = True
     parts = {
         "forward_kernel": ("y", y, y64),
         "backward_mixed_kernel": ("dweight", dweight, dweight64),

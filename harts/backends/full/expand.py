@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harts.backends.linear.dtypes import wide_dtype
+from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import offsets, ranges
 
@@ -80,7 +81,7 @@ def _copies(views: AttentionViews) -> Copies:
         offsets(np.bincount(interval, minlength=len(bounds))),
         (offsets(views.run_length)[:-1] - begin)[in_order],
     )
-    return Copies(*(torch.from_numpy(each.astype(np.int64)).to(views.device) for each in columns))
+    return Copies(*(place(each.astype(np.int64), views.device) for each in columns))
 
 
 class _Expand(torch.autograd.Function):

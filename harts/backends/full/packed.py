@@ -21,6 +21,7 @@ from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
 from harts.backends.full.probe import probe_faults
 from harts.backends.full.shapes import head_faults
+from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import expand_runs
 
@@ -55,7 +56,7 @@ def _packed_views(views: AttentionViews) -> PackedViews:
     keys = int(views.cu_k[-1])
     if keys >= 2**31:
         raise ValueError(f"views: the branches have {keys} keys in all, offsets of 32 bits count {2**31 - 1}")
-    cu_q, cu_k = (torch.from_numpy(each.astype(np.int32)).to(views.device) for each in (views.cu_q, views.cu_k))
+    cu_q, cu_k = (place(each.astype(np.int32), views.device) for each in (views.cu_q, views.cu_k))
     return PackedViews(cu_q, cu_k, int(np.diff(views.cu_q).max()), int(np.diff(views.cu_k).max()))
 
 

@@ -69,7 +69,7 @@ class _FusedConv(torch.autograd.Function):
     def backward(ctx: Any, dy_RD: Tensor) -> tuple[Tensor, Tensor, None]:
         x_RD, weight_DW = ctx.saved_tensors
         plan: PlanTensors = ctx.plan
-        users = plan.once("conv_shared_rows", lambda: shared_rows(plan.conv_row, plan.cu_rows))
+        users = plan.once("conv_shared_rows", lambda: shared_rows(plan.window, plan.cu_rows, plan.device))
         with torch.cuda.device_of(x_RD):  # type: ignore[no-untyped-call]
             weight_WD = weight_DW.T.contiguous()
             dz_CD, dweight_WD = _backward_mixed(x_RD, weight_WD, plan.conv_row, _adjacent_channels(dy_RD))

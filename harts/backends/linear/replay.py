@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.linear.tree.settlement import Settlement, settlement
+from harts.backends.placing import place
 from harts.backends.plan_tensors import PlanTensors
 from harts.ir.runs import offsets
 
@@ -46,7 +47,8 @@ def _replays(plan: PlanTensors) -> Replays:
     own = torch.cat([each.own + base for each, base in rounds])
     replayed = np.concatenate([each.replayed() + base for each, base in rounds])
     none = np.zeros(0, dtype=np.int64)
-    return Replays(gather, own, settlement(gather.cpu().numpy(), none, replayed, gather.device))
+    sums = settlement(gather.numpy(), none, replayed, plan.device)
+    return Replays(place(gather, plan.device), place(own, plan.device), sums)
 
 
 class _Gather(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harts.backends.linear.dtypes import wide_dtype
 from harts.backends.linear.replay import gather_rows
+from harts.backends.placing import place
 from harts.backends.plan_tensors import PlanTensors
 
 if TYPE_CHECKING:  # the class runs its rounds with this module
@@ -41,6 +42,7 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
     packed = {name: gather_rows(x, plan).split_with_sizes(sizes) for name, x in inputs.items()}
     zero = inputs["v"].new_zeros(value_heads, key_dim, value_dim, dtype=wide_dtype(*inputs.values()))
     bank: dict[int, Tensor] = {-1: zero}
+    own = plan.once("own", lambda: [place(each.own, plan.device) for each in plan.rounds])
     outputs = []
     for index, each in enumerate(plan.rounds):
         output, states = backend.call(
@@ -49,7 +51,7 @@ def run_rounds(backend: LinearAttention, inputs: dict[str, Tensor], plan: PlanTe
             torch.stack([bank[state] for state in each.initial_state]),
         )
         bank.update(zip(each.states, states.unbind(0), strict=True))
-        outputs.append(output.index_select(0, each.own))
+        outputs.append(output.index_select(0, own[index]))
     # rounds own consecutive runs of rows (round-major order), so that what is left is the padding
     padding = outputs[0].new_zeros(len(plan.input_ids) - plan.rows, value_heads, value_dim)
     return torch.cat([*outputs, padding])

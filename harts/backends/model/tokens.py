@@ -12,8 +12,7 @@ def check_tokens(plan: PlanTensors, vocab_size: int) -> None:
     Raises:
         InputError: there is one; which row and position, and how many tokens the model knows.
     """
-    row = int(plan.input_ids.argmax())
-    token = int(plan.input_ids[row])
+    row, token = plan.largest_token
     if token >= vocab_size:
         where = f"compact row {row} (position {int(plan.position_ids[row])})"
         raise InputError(f"tokens: {where} is token {token}, but the model's vocab_size is {vocab_size}")

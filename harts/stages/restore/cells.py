@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.placing import place
 from harts.ir.base import Int64
 from harts.stages.restore.blocks import Block, SortedCells, cut_blocks
 from harts.stages.restore.labels import Predictions
@@ -72,7 +73,7 @@ def group_predictions(
     new_cell = new_distribution | _changes(target[order])
 
     def put(array: Any) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return place(array, device)
 
     by = SortedCells(
         rows=row[order][new_row],

@@ -11,6 +11,7 @@ from torch import Tensor
 from harts.backends.full.tree.preorder import Preorder, preorder
 from harts.backends.full.tree.tiles import Tiles, lists, visible_tiles
 from harts.backends.linear.sizes import ceil_div
+from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.base import Int32
 
@@ -98,7 +99,7 @@ def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 def _intervals(order: Preorder, device: torch.device) -> Tensor:
     """Kernels ask for the intervals of all rows of a tile, also of those past the last row."""
     pairs = np.stack(order, axis=1).ravel().astype(np.int32)
-    return torch.from_numpy(np.pad(pairs, (0, 2 * TILE_QUERIES))).to(device)
+    return place(np.pad(pairs, (0, 2 * TILE_QUERIES)), device)
 
 
 def _device_lists(
@@ -111,6 +112,6 @@ def _device_lists(
     partial, full = (lists(one[which], other[which], *counts) for which in (~tiles.full, tiles.full))
 
     def put(array: Int32) -> Tensor:
-        return torch.from_numpy(array)[None, None].to(device)
+        return place(array, device)[None, None]
 
     return DeviceLists(put(partial.counts), put(partial.indices), put(full.counts), put(full.indices), tile)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.linear.tree.schedule import Schedule, Sequences, build_schedule
+from harts.backends.placing import place
 from harts.backends.plan_tensors import PackedCall, PlanTensors
 from harts.ir.base import Int64
 
@@ -28,7 +29,7 @@ def fused_schedule(plan: PlanTensors, device: torch.device) -> Schedule:
         Sequences(
             cu_rows=cu_rows,
             replay=length - own,
-            replay_row=np.concatenate([each.gather.cpu().numpy()[each.replayed()] for each in plan.rounds]),
+            replay_row=np.concatenate([each.gather.numpy()[each.replayed()] for each in plan.rounds]),
             source=slot[source],
             given=0,
             producer=producer[order],
@@ -63,7 +64,7 @@ def call_execution(packed: PackedCall, device: torch.device) -> CallExecution:
     cu_rows = packed.cu_seqlens.numpy()
     count = len(cu_rows) - 1
     producer, after = packed.state_sequence.numpy(), packed.state_offset.numpy()
-    wanted, place = np.unique(np.stack([producer, after], axis=1), axis=0, return_inverse=True)
+    wanted, inverse = np.unique(np.stack([producer, after], axis=1), axis=0, return_inverse=True)
     moved = wanted[:, 1] > 0  # a state after no rows is the one that the sequence starts from
     slot = np.where(moved, count + np.cumsum(moved) - 1, wanted[:, 0])
     none = np.zeros(0, dtype=np.int64)
@@ -79,4 +80,4 @@ def call_execution(packed: PackedCall, device: torch.device) -> CallExecution:
         ),
         device,
     )
-    return CallExecution(schedule, torch.from_numpy(slot[place.ravel()]).to(device))
+    return CallExecution(schedule, place(slot[inverse.ravel()], device))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.placing import place
 from harts.ir.base import Int64
 from harts.ir.runs import offsets
 
@@ -53,8 +54,8 @@ def chunk_grid(length: Int64, chunked: np.ndarray, device: torch.device) -> Grid
     chunk = np.arange(len(run)) - np.repeat(offsets(count)[:-1], count)
     bounds = offsets(length)
     return Grid(
-        cu_seqlens=torch.from_numpy(bounds).to(device),
-        chunk_indices=torch.from_numpy(np.stack([run, chunk], axis=1).astype(np.int64)).to(device),
+        cu_seqlens=place(bounds, device),
+        chunk_indices=place(np.stack([run, chunk], axis=1).astype(np.int64), device),
         rows=int(bounds[-1]),
         chunks=len(run),
         runs=len(length),

@@ -19,6 +19,7 @@ from harts.backends.linear.tree import table
 from harts.backends.linear.tree.grid import CHUNK, Grid, chunk_grid
 from harts.backends.linear.tree.order import Chains, backward_order, forward_order
 from harts.backends.linear.tree.settlement import Settlement, settlement
+from harts.backends.placing import place
 from harts.ir.base import Int64
 from harts.ir.runs import expand_runs, offsets
 
@@ -116,7 +117,7 @@ def build_schedule(sequences: Sequences, device: torch.device) -> Schedule:
     chains = _chains(sequences, pieces.head_chunks + pieces.body_chunks)
 
     def put(array: Int64) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+        return place(array.astype(np.int64), device)
 
     runs, chunked = np.stack([skipped, own - skipped], axis=1).ravel(), np.tile([False, True], len(own))
     return Schedule(
@@ -184,7 +185,7 @@ def _heads(sequences: Sequences, head: Int64, skipped: Int64, device: torch.devi
     return Heads(
         grid=chunk_grid(head[head > 0], np.ones(np.count_nonzero(head), dtype=np.bool_), device),
         row=put(row),
-        replayed=torch.from_numpy(mask).to(device)[:, None, None],
+        replayed=place(mask, device)[:, None, None],
         outputs=settlement(row, owned, none, device),
         gradients=settlement(row, owned, replayed, device),
     )

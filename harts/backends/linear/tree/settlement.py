@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.backends.placing import place
 from harts.ir.base import Int64
 from harts.ir.runs import offsets
 
@@ -27,10 +28,10 @@ class Settlement(NamedTuple):
 
 def settlement(row: Int64, owned: Int64, replayed: Int64, device: torch.device) -> Settlement:
     """The settlement of head rows that are `owned` and that are `replayed`; head row x is a copy of row[x]."""
-    affected, place = np.unique(np.concatenate([row[owned], row[replayed]]), return_inverse=True)
+    affected, index = np.unique(np.concatenate([row[owned], row[replayed]]), return_inverse=True)
     own = np.full(len(affected), -1, dtype=np.int64)
-    own[place[: len(owned)]] = owned
-    target = place[len(owned) :]
+    own[index[: len(owned)]] = owned
+    target = index[len(owned) :]
     counts = np.bincount(target, minlength=len(affected))
     columns = affected, own, offsets(counts), replayed[np.argsort(target, kind="stable")]
-    return Settlement(*(torch.from_numpy(each).to(device) for each in columns))
+    return Settlement(*(place(each, device) for each in columns))
