@@ -173,9 +173,9 @@ def test_a_layer_that_did_not_run_on_the_plan_is_named() -> None:
 
 
 def test_unknown_tokens_are_refused() -> None:
-    plan = tensors(compact(forest(0)))
-    with pytest.raises(InputError, match="is token 99, but the model's vocab_size is 24"):
-        tiny().forward(replace(plan, input_ids=plan.input_ids.clone().fill_(99)))
+    plan = tensors(compact([*forest(0), [1, 2, 99]]))
+    with pytest.raises(InputError, match=r"\(position 2\) is token 99, but the model's vocab_size is 24"):
+        tiny().forward(plan)
 
 
 def test_without_megatron_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
