@@ -86,6 +86,17 @@ def test_refusals_name_what_megatron_itself_would_take(name: str, value: object)
     assert [reason.split(" is ")[0] for reason in refusals(options)] == [name]
 
 
+@pytest.mark.parametrize("name", ["gtp_weight_remat_size", "expert_gtp_weight_remat_size"])
+def test_what_newer_versions_set_by_themselves_is_served(name: str) -> None:
+    from harts.backends.model.megatron.options import refusals, transformer_config
+
+    options = transformer_config(config(**MLA, moe=MOE))
+    setattr(options, name, 1)
+    assert refusals(options) == []
+    setattr(options, name, 2)
+    assert [reason.split(" is ")[0] for reason in refusals(options)] == [name]
+
+
 def test_recomputation_of_experts_alone_is_refused() -> None:
     selective = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
     with pytest.raises(
