@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def place(array: np.ndarray | Tensor, device: Any) -> Tensor:
-    """A copy of a host array on a device.
+    """A host array as a tensor of a device; arrays of numpy are copied.
 
     The host does not wait for what is queued there, as it would for memory that is not pinned: so that it can prepare a
     microbatch while the device computes the one before.

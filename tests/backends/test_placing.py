@@ -20,7 +20,7 @@ FORESTS: tuple[Spec, ...] = (
 )
 
 
-def test_a_copy_is_placed() -> None:
+def test_an_array_is_copied() -> None:
     array = np.arange(5)
     found = place(array, "cpu")
     array[0] = 7
