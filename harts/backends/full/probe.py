@@ -1,4 +1,4 @@
-"""A start-up probe: which rows a kernel sees, and whether its results are those of dense attention, on a tiny forest.
+"""A start-up probe: which rows a kernel sees, and whether its results are those of dense attention, on a small forest.
 
 What "causal" means for fewer queries than keys differs between libraries and their versions, and some drop a mask
 without a word. Numbers are then plausible and wrong, so that no such kernel serves before it has shown what it does.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import FullAttention, Need
+from harts.backends.full.visibility import Passes, miscounted, read_visibility, visible_rows
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import offsets
 
@@ -30,9 +31,19 @@ RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0, 3), (19, 2)),
     ((0, 4), (21, 1)),
     ((22, 1),),
-    # more than one tile of any kernel, and no multiple of one; and a branch with more ancestors than that
-    ((0, 9), (23, 261)),
-    ((0, 9), (23, 200), (284, 3)),
+    # a root that holds whole tiles of any kernel, and more than a tile behind more than two
+    ((23, 413),),
+    ((23, 301), (436, 131)),
+    # more than a tile behind a few rows, and a few behind more than a tile; none a multiple of one
+    ((0, 9), (567, 131)),
+    ((0, 9), (567, 120), (698, 3)),
+    # a path of seven runs
+    ((23, 350), (701, 3)),
+    ((23, 350), (701, 2), (704, 2)),
+    ((23, 350), (701, 2), (704, 1), (706, 2)),
+    ((23, 350), (701, 2), (704, 1), (706, 1), (708, 2)),
+    ((23, 350), (701, 2), (704, 1), (706, 1), (708, 1), (710, 2)),
+    ((23, 350), (701, 2), (704, 1), (706, 1), (708, 1), (710, 1), (712, 2)),
 )
 """(first row, rows) of the runs that each branch sees; the last are its own."""
 PADDING = 4
@@ -60,17 +71,11 @@ def _probed(backend: type[FullAttention], config: Any, need: Need) -> tuple[str,
 
 def _faults(backend: FullAttention, need: Need) -> list[str]:
     views = probe_views(torch.device(need.device))
-    wanted = visible_rows(views)
-    for read, when in ((read_visibility, "forward"), (read_visibility_of_gradients, "backward")):
-        wrong = (read(backend, need, views) != wanted[:, None]).nonzero()
-        if len(wrong):
-            row, head, other = wrong[0].tolist()
-            sees = "does not see" if wanted[row, other] else "sees"
-            return [
-                f"the start-up probe found {len(wrong)} wrong pairs of rows {when}: in head {head}, row {row} {sees} "
-                f"row {other} (its ancestors and itself are what a row sees)"
-            ]
-    errors = _errors(backend, need, views, wanted)
+    seen = visible_rows(views)
+    for wrong, when in zip(miscounted(backend, need, views, seen), Passes._fields, strict=True):
+        if wrong.any():
+            return [_wrong_pairs(backend, need, views, seen) or _wrong_weights(wrong, when)]
+    errors = _errors(backend, need, views, seen)
     return [
         f"the start-up probe found an error of {error:.2g} in {name}, allowed is {TOLERANCE}"
         for name, error in errors.items()
@@ -78,8 +83,29 @@ def _faults(backend: FullAttention, need: Need) -> list[str]:
     ]
 
 
+def _wrong_pairs(backend: FullAttention, need: Need, views: AttentionViews, seen: Tensor) -> str | None:
+    for found, when in zip(read_visibility(backend, need, views), Passes._fields, strict=True):
+        wrong = (found != seen[:, None]).nonzero()
+        if len(wrong):
+            row, head, other = wrong[0].tolist()
+            sees = "does not see" if seen[row, other] else "sees"
+            return (
+                f"the start-up probe found {len(wrong)} wrong pairs of rows {when}: in head {head}, row {row} {sees} "
+                f"row {other} (its ancestors and itself are what a row sees)"
+            )
+    return None
+
+
+def _wrong_weights(wrong: Tensor, when: str) -> str:
+    row, head = wrong.nonzero()[0].tolist()
+    return (
+        f"the start-up probe found wrong weights of {int(wrong.any(1).sum())} rows {when}: in head {head}, those of "
+        f"row {row} are not equal under equal scores"
+    )
+
+
 def probe_views(device: torch.device) -> AttentionViews:
-    """Views of the tiny forest, with padding."""
+    """Views of the small forest, with padding."""
     runs = np.array([run for branch in RUNS for run in branch], dtype=np.int64)
     own = np.array([branch[-1][1] for branch in RUNS], dtype=np.int64)
     return AttentionViews(
@@ -90,61 +116,6 @@ def probe_views(device: torch.device) -> AttentionViews:
         rows=int(own.sum()) + PADDING,
         device=device,
     )
-
-
-def visible_rows(views: AttentionViews) -> Tensor:
-    """Row i sees row j, from the definition, for small views: bool on their device, [R, R]."""
-    seen = torch.zeros(views.rows, views.rows, dtype=torch.bool)
-    for i in range(len(views.cu_q) - 1):
-        first, end = int(views.cu_q[i]), int(views.cu_q[i + 1])
-        for run in range(int(views.run_offset[i]), int(views.run_offset[i + 1]) - 1):
-            seen[first:end, views.run_row[run] : views.run_row[run] + views.run_length[run]] = True
-        seen[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
-    return seen.to(views.device)
-
-
-def read_visibility(backend: FullAttention, need: Need, views: AttentionViews) -> Tensor:
-    """Which rows each row gets a part of, by head: bool [R, H, R].
-
-    Scores are all zero, so that a row's weights are equal over what it sees, and values are one-hot: output channels
-    are weights. As many rows at a time as a value has channels.
-    """
-    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
-    options: dict[str, Any] = {"dtype": need.dtype, "device": views.device}
-    q, k = torch.zeros(views.rows, heads, key_dim, **options), torch.zeros(views.rows, groups, key_dim, **options)
-    one_hot = torch.eye(views.rows, **options)
-    weights = []
-    for column in range(0, views.rows, value_dim):
-        part = one_hot[:, column : column + value_dim]
-        v = torch.zeros(views.rows, groups, value_dim, **options)
-        v[:, :, : part.shape[1]] = part[:, None]
-        weights.append(backend.attend(q, k, v, views, 1.0)[:, :, : part.shape[1]].detach())
-    least = 1 / views.rows
-    return torch.cat(weights, dim=2) > least / 2
-
-
-def read_visibility_of_gradients(backend: FullAttention, need: Need, views: AttentionViews) -> Tensor:
-    """Which rows the gradient of each row's output reaches, by head: bool [R, H, R].
-
-    As `read_visibility`, but gradients of outputs are one-hot, so that gradients of values are weights; of one query
-    head of each key/value head at a time.
-    """
-    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
-    options: dict[str, Any] = {"dtype": need.dtype, "device": views.device}
-    q, k = torch.zeros(views.rows, heads, key_dim, **options), torch.zeros(views.rows, groups, key_dim, **options)
-    v = torch.zeros(views.rows, groups, value_dim, **options)
-    one_hot = torch.eye(views.rows, **options)
-    found = torch.zeros(views.rows, heads, views.rows, **options)
-    for head in range(heads // groups):
-        for column in range(0, views.rows, value_dim):
-            part = one_hot[:, column : column + value_dim]
-            inputs = [each.detach().requires_grad_() for each in (q, k, v)]
-            out = backend.attend(inputs[0], inputs[1], inputs[2], views, 1.0)
-            upstream = torch.zeros_like(out)
-            upstream[:, head :: heads // groups, : part.shape[1]] = part[:, None]
-            (dv,) = torch.autograd.grad(out, inputs[2], upstream)
-            found[column : column + value_dim, head :: heads // groups] = dv[..., : part.shape[1]].permute(2, 1, 0)
-    return found > 1 / views.rows / 2
 
 
 def _errors(backend: FullAttention, need: Need, views: AttentionViews, seen: Tensor) -> dict[str, float]:

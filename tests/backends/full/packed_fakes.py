@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from harts.backends.base import Need
 from harts.backends.full.packed import Expanding, packed_views
+from harts.backends.full.tree.tiles import visible_tiles
 from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig
 
@@ -129,12 +131,16 @@ class OwnScale(Fake):
         return 1.0
 
 
-class WrongBackward(Fake):
-    """Right outputs, and gradients of another mask."""
+class Dense(Fake):
+    """A right one, branch by branch, whose masks and weights are there to be changed."""
 
-    def seen(self, queries: int, keys: int) -> Tensor:
-        """Which query sees which key, of one branch: the right one, to be changed."""
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        """Which query sees which key of a branch, [queries, keys]."""
+        queries, keys = (int(ends[branch + 1] - ends[branch]) for ends in (views.cu_q, views.cu_k))
         return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+    def weights(self, scores: Tensor, views: AttentionViews, branch: int) -> Tensor:
+        return scores.masked_fill(~self.seen(views, branch), -torch.inf).softmax(-1).nan_to_num()
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         outputs = []
@@ -143,17 +149,33 @@ class WrongBackward(Fake):
             group = q.shape[1] // k.shape[1]
             key, value = (each[keys].repeat_interleave(group, dim=1) for each in (k, v))
             scores = torch.einsum("ihd,jhd->hij", q[queries], key) * scale
-            weights = scores.masked_fill(~self.seen(*scores.shape[1:]), -torch.inf).softmax(-1).nan_to_num()
-            outputs.append(torch.einsum("hij,jhd->ihd", weights, value))
-        wrong = torch.cat(outputs)
-        return wrong + (super()._run(q, k, v, views, scale) - wrong).detach()
+            outputs.append(torch.einsum("hij,jhd->ihd", self.weights(scores, views, i), value))
+        return torch.cat(outputs)
+
+
+class CountsItselfTwice(Dense):
+    """Under equal scores, a row weighs twice as much for itself as others do."""
+
+    def weights(self, scores: Tensor, views: AttentionViews, branch: int) -> Tensor:
+        queries, keys = scores.shape[1:]
+        own = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).triu(keys - queries)
+        return super().weights(scores + own.to(scores) * math.log(2), views, branch)
+
+
+class WrongBackward(Dense):
+    """Right outputs, and gradients of another mask."""
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        packed, wrong = packed_views(views), super()._run(q, k, v, views, scale)
+        return wrong + (packed_attention(q, k, v, packed.cu_q, packed.cu_k, scale) - wrong).detach()
 
 
 class LosesFarDiagonal(WrongBackward):
     """A query past a tile does not see itself."""
 
-    def seen(self, queries: int, keys: int) -> Tensor:
-        seen = super().seen(queries, keys)
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen = super().seen(views, branch)
+        queries, keys = seen.shape
         for i in range(128, queries):
             seen[i, keys - queries + i] = False
         return seen
@@ -162,8 +184,9 @@ class LosesFarDiagonal(WrongBackward):
 class SeesOneAhead(WrongBackward):
     """A query past a tile sees the row after it."""
 
-    def seen(self, queries: int, keys: int) -> Tensor:
-        seen = super().seen(queries, keys)
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen = super().seen(views, branch)
+        queries, keys = seen.shape
         for i in range(128, queries - 1):
             seen[i, keys - queries + i + 1] = True
         return seen
@@ -172,10 +195,54 @@ class SeesOneAhead(WrongBackward):
 class LosesLastAncestor(WrongBackward):
     """Of more than a tile of them."""
 
-    def seen(self, queries: int, keys: int) -> Tensor:
-        seen = super().seen(queries, keys)
-        if keys - queries >= 128:
-            seen[:, keys - queries - 1] = False
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen = super().seen(views, branch)
+        ancestors = seen.shape[1] - seen.shape[0]
+        if ancestors >= 128:
+            seen[:, ancestors - 1] = False
+        return seen
+
+
+class LosesFirstAncestors(WrongBackward):
+    """The first tile of more than two."""
+
+    first = 0
+    """Of the queries that lose them."""
+
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen = super().seen(views, branch)
+        if seen.shape[1] - seen.shape[0] >= 256:
+            seen[self.first :, :128] = False
+        return seen
+
+
+class LosesFirstAncestorsLate(LosesFirstAncestors):
+    """In queries past a tile alone."""
+
+    first = 128
+
+
+class LosesARunOfDeepPaths(WrongBackward):
+    """The second run, in branches that see more than five."""
+
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen = super().seen(views, branch)
+        first, end = views.run_offset[branch : branch + 2]
+        if end - first > 5:
+            begin = int(views.run_length[first])
+            seen[:, begin : begin + int(views.run_length[first + 1])] = False
+        return seen
+
+
+class LosesWholeTiles(WrongBackward):
+    """Tiles of compact rows that no mask touches."""
+
+    def seen(self, views: AttentionViews, branch: int) -> Tensor:
+        seen, tiles = super().seen(views, branch), visible_tiles(views, 128, 128)
+        query = torch.arange(*views.cu_q[branch : branch + 2]) // 128
+        key = views.key_row[slice(*views.cu_k[branch : branch + 2])] // 128
+        for one, other in zip(tiles.query[tiles.full].tolist(), tiles.key[tiles.full].tolist(), strict=True):
+            seen &= ~((query == one)[:, None] & (key == other))
         return seen
 
 

@@ -20,7 +20,7 @@ from harts.backends.base import FullAttention, Need
 from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
-from harts.backends.full.probe import read_visibility
+from harts.backends.full.visibility import Passes, read_visibility
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import resolve
 from tests.backends.full.forests import THREE_LEVELS, Branches, dense, parents, random_branches, views_of, visibility
@@ -154,9 +154,10 @@ def test_rows_see_their_ancestors_and_themselves_alone(
 ) -> None:
     branches = FORESTS[name]
     rows = sum(length for _, length in branches)
-    seen = read_visibility(case.backend(), need_of(shape, device), views_of(branches, 0, device))
-    wrong = (seen != visibility(branches, rows).to(device)[:, None]).nonzero()
-    assert not len(wrong), f"{len(wrong)} pairs (row, head, row), the first {wrong[0].tolist()}"
+    found = read_visibility(case.backend(), need_of(shape, device), views_of(branches, 0, device))
+    for seen, when in zip(found, Passes._fields, strict=True):
+        wrong = (seen != visibility(branches, rows).to(device)[:, None]).nonzero()
+        assert not len(wrong), f"{when}: {len(wrong)} pairs (row, head, row), the first {wrong[0].tolist()}"
 
 
 @pytest.mark.parametrize("seed", [0, 1, None])
@@ -207,10 +208,8 @@ def test_other_sizes_than_the_probes(case: Case, shape: tuple[int, ...], branche
     wanted = run(lambda q, k, v: dense(q, k, v, seen, 0.1), [each.double() for each in given], upstream.double())
     found = run(attend_with(case.backend(), views_of(branches, 0, device), 0.1), given, upstream)
     assert max(errors_of(found, wanted)) < 8e-3, errors_of(found, wanted)
-    wrong = (
-        read_visibility(case.backend(), need_of(shape, device), views_of(branches, 0, device)) != seen[:, None]
-    ).sum()
-    assert wrong == 0
+    for each in read_visibility(case.backend(), need_of(shape, device), views_of(branches, 0, device)):
+        assert torch.equal(each, seen[:, None].expand_as(each))
 
 
 def test_tree_with_more_elements_than_32_bits_count(device: str) -> None:

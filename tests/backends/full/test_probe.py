@@ -1,18 +1,27 @@
 """The start-up probe lets right kernels pass and refuses wrong ones."""
 
+import re
+
 import pytest
 import torch
 
 from harts.backends.full import probe
-from harts.backends.full.probe import probe_faults, probe_views, read_visibility, visible_rows
+from harts.backends.full.probe import probe_faults, probe_views
 from harts.backends.full.sdpa import Sdpa
+from harts.backends.full.tree.plan import TileSizes, backward_tiles, forward_tiles, tile_sizes
+from harts.backends.full.visibility import miscounted, read_visibility, visible_rows
 from harts.schema import StageConfig
 from tests.backends.full.forests import THREE_LEVELS, visibility
 from tests.backends.full.packed_fakes import (
     Broken,
+    CountsItselfTwice,
     Fake,
+    LosesARunOfDeepPaths,
     LosesFarDiagonal,
+    LosesFirstAncestors,
+    LosesFirstAncestorsLate,
     LosesLastAncestor,
+    LosesWholeTiles,
     OwnScale,
     SeesOneAhead,
     TopLeft,
@@ -23,8 +32,11 @@ from tests.backends.full.packed_fakes import (
     need,
 )
 
-BRANCHES = [*THREE_LEVELS, (2, 2), (3, 1), (-1, 1), (8, 261), (222, 3)]
+PATH = [(372, 3), (702, 2), (704, 2), (706, 2), (708, 2), (710, 2)]
+BRANCHES = [*THREE_LEVELS, (2, 2), (3, 1), (-1, 1), (-1, 413), (323, 131), (8, 131), (686, 3), *PATH]
 """The probe's forest."""
+WIDE = need(dtype=torch.float32, full_head_dims=(8, 256))
+"""Takes few calls to read a whole matrix."""
 
 
 def test_the_forest_is_the_one_of_the_comments() -> None:
@@ -48,24 +60,66 @@ def test_right_backends_pass(heads: tuple[int, int], dims: tuple[int, int]) -> N
     assert probe_faults(Sdpa(StageConfig()), asked) == []
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_the_forest_holds_whole_tiles_and_others_in_both_directions(dims: tuple[int, int]) -> None:
+    sizes = tile_sizes(dims)
+    assert isinstance(sizes, TileSizes)
+    views = probe_views(torch.device("cpu"))
+    for tiles in (forward_tiles(views, sizes), backward_tiles(views, sizes)):
+        assert tiles.full.sum() >= 2
+        assert (~tiles.full).sum() >= 2
+        assert len(set(tiles.query[tiles.full])) >= 2  # of several branches, too
+
+
 def test_visibility_is_read_of_every_head() -> None:
     views = probe_views(torch.device("cpu"))
-    seen = read_visibility(fake(), need(), views)
-    assert torch.equal(seen, visible_rows(views)[:, None].expand_as(seen))
+    for seen in read_visibility(fake(), WIDE, views):
+        assert torch.equal(seen, visible_rows(views)[:, None].expand_as(seen))
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rows_are_counted_without_a_mistake(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """A pair that is wrong changes counts of its rows, of its head alone."""
+    views = probe_views(torch.device("cpu"))
+    asked, seen = need(full_heads=heads, dtype=dtype), visible_rows(views)
+    assert not any(each.any() for each in miscounted(fake(), asked, views, seen))
+    seen[400, 100], seen[300, 301] = False, True
+    forward, backward = miscounted(fake(), asked, views, seen)
+    every = list(range(heads[0]))
+    assert forward.nonzero().tolist() == [[row, head] for row in (300, 400) for head in every]
+    assert backward.nonzero().tolist() == [[row, head] for row in (100, 301) for head in every]
 
 
 @pytest.mark.parametrize("kind", [TopLeft, Unmasked])
 def test_a_wrong_mask_is_refused(kind: type[Fake]) -> None:
-    (reason,) = probe_faults(fake(kind), need())
+    (reason,) = probe_faults(fake(kind), WIDE)
     assert "wrong pairs of rows forward" in reason
     assert "row 0 sees row 1" in reason if kind is Unmasked else "does not see" in reason
 
 
-@pytest.mark.parametrize("kind", [LosesFarDiagonal, SeesOneAhead, LosesLastAncestor, WrongHeads])
+WRONG_BACKWARD = [
+    LosesFarDiagonal,
+    SeesOneAhead,
+    LosesLastAncestor,
+    LosesFirstAncestors,
+    LosesFirstAncestorsLate,
+    LosesARunOfDeepPaths,
+    LosesWholeTiles,
+    WrongHeads,
+]
+
+
+@pytest.mark.parametrize("kind", WRONG_BACKWARD)
 def test_gradients_of_a_wrong_mask_are_refused_whatever_the_outputs(kind: type[Fake]) -> None:
     """A few wrong pairs past a tile would not show in the norm of all gradients."""
-    (reason,) = probe_faults(fake(kind), need())
+    (reason,) = probe_faults(fake(kind), WIDE)
     assert "wrong pairs of rows backward" in reason
+
+
+def test_weights_that_are_not_equal_are_refused() -> None:
+    (reason,) = probe_faults(fake(CountsItselfTwice), WIDE)
+    assert re.search(r"wrong weights of 70\d rows forward: in head 0, those of row 2 are not equal", reason)
 
 
 @pytest.mark.parametrize(
