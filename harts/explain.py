@@ -109,6 +109,8 @@ def _attention(pipeline: Pipeline, need: Need) -> dict[str, Any]:
         `serving`: reasons by kind and name; an empty list says that it could. `deterministic`: by name, whether two
         runs give equal bits; None of a backend that cannot be built.
     """
+    from harts.backends.build import refusals  # noqa: PLC0415  (imports torch)
+
     fault = device_fault(need.device)
     serving: dict[str, dict[str, list[str]]] = {"linear_attention": {}, "full_attention": {}}
     deterministic: dict[str, bool | None] = {}
@@ -116,7 +118,7 @@ def _attention(pipeline: Pipeline, need: Need) -> dict[str, Any]:
         for name in sorted(names(kind)):
             backend, reasons = backend_of(kind, name, pipeline.settings.components[kind])
             if backend is not None:
-                reasons = backend.why_not(need) if fault is None else [fault]
+                reasons = refusals(backend, need) if fault is None else [fault]
             found[name] = reasons
             if kind == "full_attention":
                 deterministic[name] = None if backend is None else backend.deterministic(need)

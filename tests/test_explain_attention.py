@@ -12,7 +12,8 @@ import torch
 from pydantic import PositiveInt
 
 from harts import registry
-from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.base import AttentionCost, Need
+from harts.backends.full.sdpa import Sdpa
 from harts.backends.model.reference import Reference
 from harts.backends.plan_tensors import AttentionViews
 from harts.cli import main
@@ -91,12 +92,9 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register("full_attention", "costly", f"{__name__}:Costly", "third")
 
 
-class Costly(FullAttention):
+class Costly(Sdpa):
     def why_not(self, need: Need) -> list[str]:
         return ["never"]
-
-    def attend(self, q: Any, k: Any, v: Any, views: AttentionViews, scale: float) -> Any:
-        raise NotImplementedError
 
     def deterministic(self, need: Need) -> bool:
         return True
@@ -251,6 +249,19 @@ def test_what_serves_and_is_not_deterministic_says_so(
     monkeypatch.setattr(Costly, "why_not", lambda self, need: [])
     monkeypatch.setattr(Costly, "deterministic", lambda self, need: False)
     assert "\n  costly: yes, not deterministic\n" in call("explain", QUICKSTART)[1]
+
+
+class Doubled(Costly):
+    def attend(self, q: Any, k: Any, v: Any, views: AttentionViews, scale: float) -> Any:
+        return 2 * super().attend(q, k, v, views, scale)
+
+
+def test_what_is_wrong_does_not_serve(call: Call, others: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Costly, "why_not", lambda self, need: [])
+    registry.register("full_attention", "doubled", f"{__name__}:Doubled", "third")
+    out = call("explain", QUICKSTART)[1]
+    assert "\n  costly: yes, deterministic\n" in out
+    assert "\n  doubled: the start-up probe found wrong weights of" in out
 
 
 def test_only_planning_tells_no_costs(call: Call, dumps: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
-from harts.backends.base import Env, FullAttention, LinearAttention, Model, Need
+from harts.backends.base import Backend, Env, FullAttention, LinearAttention, Model, Need
+from harts.backends.full.probe import probe_faults
 from harts.errors import BackendError, ConfigError
 from harts.registry import names, resolve
 from harts.schema import StageConfig
@@ -58,7 +59,7 @@ def build_env(  # noqa: PLR0917
     reasons = [f"models: {_name(built)}: {reason}" for reason in built.why_not(need)]
     reasons += [f"models: {_name(built)}: {fault}" for fault in _unprepared(built, need, prepared)]
     for kind, backend in (("linear_attention", linear_backend), ("full_attention", full_backend)):
-        faults = backend.why_not(need)
+        faults = refusals(backend, need)
         reasons += [f"{kind}: {_name(backend)}: {fault}" for fault in faults]
         if faults:
             reasons.append(f"{kind}: could serve: {', '.join(able(kind, need)) or 'none of those registered'}")
@@ -93,6 +94,17 @@ def check_device(device: str) -> None:
         raise BackendError(f"device: {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def refusals(backend: Backend, need: Need) -> list[str]:
+    """Every reason why a backend does not serve: its own; of full attention without any, what the start-up probe finds.
+
+    Args:
+        backend: of attention, on a device that is here.
+        need: what it is asked for.
+    """
+    found = backend.why_not(need)
+    return probe_faults(backend, need) if isinstance(backend, FullAttention) and not found else found
+
+
 def able(kind: str, need: Need) -> list[str]:
     """Names of the registered backends of a kind that serve `need` with their default config, sorted."""
     return [name for name in sorted(names(kind)) if _serves(kind, name, need)]
@@ -104,7 +116,7 @@ def _serves(kind: str, name: str, need: Need) -> bool:
         backend = cls(cls.Config())
     except (ConfigError, ValidationError):  # not installed here, or it has no default config
         return False
-    return not backend.why_not(need)
+    return not refusals(backend, need)
 
 
 def _name(backend: Any) -> str:

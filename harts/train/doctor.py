@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from harts.backends.base import Need
+from harts.backends.build import refusals
 from harts.errors import ConfigError
 from harts.pipeline import Pipeline
 from harts.train.doctor_checks import BOUNDS, Check, conv_checks, guarded, linear_checks, tree_backend
@@ -71,7 +72,7 @@ def built(pipeline: Pipeline, section: str) -> Any:
 
 def reasons(pipeline: Pipeline, section: str, need: Need) -> list[str]:
     """Every reason why a section's backend cannot serve, its part of the layout included."""
-    found: list[str] = built(pipeline, section).why_not(need)
+    found = refusals(built(pipeline, section), need)
     width = getattr(pipeline.settings.components["layout"].config, "conv_width", need.conv_width)
     if section == "linear_attention" and width != need.conv_width:
         found = [*found, f"the model's conv_width is {need.conv_width}, the layout prepares windows of {width}"]

@@ -1,22 +1,37 @@
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from harts import registry
 from harts.backends.base import Need
-from harts.backends.build import Prepared, able, build_env
+from harts.backends.build import Prepared, able, build_env, refusals
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.linear.naive import Naive
 from harts.backends.model.reference import Reference
+from harts.backends.plan_tensors import AttentionViews
 from harts.backends.split import Split
 from harts.errors import BackendError
 from harts.registry import register
+from harts.schema import StageConfig
 from tests.backends.model.cases import CHUNK, CONV_WIDTH, config
 
 
 class Lazy(Sdpa):
     def why_not(self, need: Need) -> list[str]:
         return ["it is too hot", f"chunks of {need.chunk_size} are too long"]
+
+
+class OwnRowsAlone(Sdpa):
+    """Loses all ancestors."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        branches = len(views.cu_q)
+        own = replace(views, run_offset=np.arange(branches), run_row=views.cu_q[:-1], run_length=np.diff(views.cu_q))
+        return super().attend(q, k, v, own, scale)
 
 
 def build(full: type[Any] = Sdpa, conv_width: int = CONV_WIDTH, device: str = "cpu") -> Any:
@@ -42,6 +57,21 @@ def test_all_reasons_of_all_parts_come_at_once_with_who_could_serve() -> None:
     ]
     assert lines[3].startswith("full_attention: could serve: ")
     assert "sdpa" in lines[3]
+
+
+def test_a_backend_from_outside_that_sees_other_rows_is_refused_and_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_added", {})
+    register("full_attention", "own_rows_alone", f"{__name__}:OwnRowsAlone", "third")
+    need = build().model.need(CHUNK)
+    assert OwnRowsAlone(StageConfig()).why_not(need) == []
+    wrong = "the start-up probe found "
+    with pytest.raises(BackendError, match=f"full_attention: OwnRowsAlone: {wrong}.* row 9 does not see row 0"):
+        build(full=OwnRowsAlone)
+    assert able("full_attention", need) == ["sdpa"]
+    (reason,) = refusals(OwnRowsAlone(StageConfig()), need)
+    assert reason.startswith(wrong)
 
 
 def test_backends_that_cannot_be_imported_or_configured_are_not_offered() -> None:

@@ -19,7 +19,6 @@ from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import expanded_bytes, pass_flops
 from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
-from harts.backends.full.probe import probe_faults
 from harts.backends.full.shapes import head_faults
 from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
@@ -96,12 +95,11 @@ class Expanding(FullAttention, ABC):
 
     @abstractmethod
     def _faults(self, need: Need) -> list[str]:
-        """Every reason of this library why it cannot serve, apart from heads, dtype and the probe."""
+        """Every reason of this library why it cannot serve, apart from heads and dtype."""
 
     def why_not(self, need: Need) -> list[str]:
-        """Every reason why this backend cannot serve `need`; if there is none, what the start-up probe finds."""
-        found = shape_faults(need) + self._faults(need)
-        return found or probe_faults(self, need)
+        """Every reason why this backend cannot serve `need`; empty if it can."""
+        return shape_faults(need) + self._faults(need)
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """Expanded keys and values, none where they lie in order; all pairs of tiles that hold a pair that is seen.

@@ -8,9 +8,7 @@ Shape suffixes: R compact rows, H query heads, G key/value heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
@@ -49,24 +47,28 @@ RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
 PADDING = 4
 TOLERANCE = 0.05
 """Relative error in the Frobenius norm: several times that of 16-bit kernels, far below that of a wrong mask."""
+_known: dict[Hashable, list[str]] = {}
 
 
 def probe_faults(backend: FullAttention, need: Need) -> list[str]:
     """What the probe finds wrong with a backend, at the heads and head dims of `need`; empty if nothing is.
 
-    Runs once a process for each class of backend, config and need. What the kernel raises is a fault as well.
+    Runs once a process for each class of backend, config, need and torch's setting of deterministic algorithms, which
+    chooses kernels. What the kernel raises is a fault as well.
     """
-    return list(_probed(type(backend), backend.config, need))
+    key = type(backend), backend.config.model_dump_json(), need, torch.are_deterministic_algorithms_enabled()
+    if key not in _known:
+        _known[key] = _probed(backend, need)
+    return list(_known[key])
 
 
-@cache
-def _probed(backend: type[FullAttention], config: Any, need: Need) -> tuple[str, ...]:
+def _probed(backend: FullAttention, need: Need) -> list[str]:
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            return tuple(_faults(backend(config), need))
+            return _faults(backend, need)
     except Exception as error:  # kernels and compilers of third parties can raise anything
         reason = (str(error).splitlines() or [""])[0]
-        return (f"the start-up probe failed: {type(error).__name__}: {reason}",)
+        return [f"the start-up probe failed: {type(error).__name__}: {reason}"]
 
 
 def _faults(backend: FullAttention, need: Need) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from harts.backends.base import FullAttention, Need
+from harts.backends.build import refusals
 from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
@@ -143,7 +144,7 @@ def errors_of(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_serves_on_this_machine(case: Case, shape: tuple[int, ...], device: str) -> None:
     """The start-up probe passes."""
-    assert case.backend().why_not(need_of(shape, device)) == []
+    assert refusals(case.backend(), need_of(shape, device)) == []
 
 
 @pytest.mark.parametrize("name", FORESTS)

@@ -160,13 +160,6 @@ def test_why_not_gives_every_reason() -> None:
     assert "(0, 8)" in reasons[2]
 
 
-def test_the_probe_decides_last() -> None:
-    (reason,) = fake(TopLeft).why_not(need())
-    assert "start-up probe" in reason
-    (reason,) = fake(TopLeft).why_not(need(dtype=torch.float64))
-    assert "float64" in reason
-
-
 def test_a_device_that_is_not_cuda_or_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capability("cpu") is None
     assert machine_faults(need(), (9, 0)) == ["it needs a CUDA device, the device is cpu"]

@@ -139,6 +139,31 @@ def test_what_a_kernel_raises_is_a_reason() -> None:
     assert probe_faults(fake(Broken), need()) == ["the start-up probe failed: RuntimeError: no kernel image"]
 
 
+def test_what_chooses_kernels_is_probed_anew() -> None:
+    """A config that cannot be hashed, and torch's setting of deterministic algorithms."""
+
+    class Sizes(StageConfig):
+        sizes: list[int]
+
+    class OnlyDeterministic(Fake):
+        Config = Sizes
+
+        def _run(self, *given):
+            assert torch.are_deterministic_algorithms_enabled(), "any order"
+            assert self.config.sizes == [1], "other sizes"
+            return super()._run(*given)
+
+    one, two = (OnlyDeterministic(Sizes(sizes=[size])) for size in (1, 2))
+    assert probe_faults(one, need()) == ["the start-up probe failed: AssertionError: any order"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert probe_faults(one, need()) == []
+        assert probe_faults(two, need()) == ["the start-up probe failed: AssertionError: other sizes"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert probe_faults(one, need()) == ["the start-up probe failed: AssertionError: any order"]
+
+
 def test_it_runs_once_for_a_backend_a_config_and_a_need(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counted(Fake):
         runs = 0

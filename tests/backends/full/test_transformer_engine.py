@@ -144,7 +144,6 @@ def test_every_reason_is_given() -> None:
 
 
 def test_determinism_is_refused_on_hopper(made: list[DotProductAttention], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harts.backends.full.packed.probe_faults", lambda backend, need: [])
     asked = need(device="cuda", full_heads=(16, 16), full_head_dims=(192, 128))
     machine(monkeypatch, (10, 0))
     assert backend(deterministic=True).why_not(asked) == []

@@ -9,7 +9,6 @@ from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.flash_attention_4 import HOPPER, MODULE
 from harts.backends.full.packed import capability, import_faults, machine_faults, shape_faults
-from harts.backends.full.probe import probe_faults
 from harts.backends.full.tree.plan import TILE_QUERIES, TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
 
@@ -24,7 +23,7 @@ class Tree(FullAttention):
     expands = False
 
     def why_not(self, need: Need) -> list[str]:
-        """Every reason why it cannot serve `need`; if there is none, what the start-up probe finds."""
+        """Every reason why it cannot serve `need`; empty if it can."""
         found = shape_faults(need) + machine_faults(need, (9, 0))
         has = capability(need.device)
         if has is not None and has[0] != HOPPER:
@@ -40,7 +39,7 @@ class Tree(FullAttention):
                 f"its backward pass of grouped heads ({heads} over {groups}) needs one head dim, they are "
                 f"{need.full_head_dims} (query/key, value)"
             )
-        return found or probe_faults(self, need)
+        return found
 
     def deterministic(self, need: Need) -> bool:
         """No: several tiles of keys add to the gradient of a query in any order."""
