@@ -1,9 +1,8 @@
-"""What full attention takes, from the shape of its views alone."""
+"""Floating-point operations of full attention."""
 
 from __future__ import annotations
 
 from harts.backends.base import Need
-from harts.backends.plan_tensors import AttentionViews
 
 
 def pass_flops(pairs: int, need: Need) -> int:
@@ -21,8 +20,3 @@ def backward_flops(pairs: int, need: Need) -> int:
     """Of the backward pass: q k^T again, do v^T, p^T do, ds k and ds^T q."""
     key_dim, value_dim = need.full_head_dims
     return 2 * pairs * need.full_heads[0] * (3 * key_dim + 2 * value_dim)
-
-
-def expanded_bytes(views: AttentionViews, need: Need) -> int:
-    """Keys and values of all branches, each with its ancestors'."""
-    return int(views.cu_k[-1]) * need.full_heads[1] * sum(need.full_head_dims) * need.dtype.itemsize

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
-from harts.backends.full.costs import expanded_bytes, pass_flops
+from harts.backends.full.costs import pass_flops
 from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
-from harts.backends.full.shapes import head_faults
+from harts.backends.full.shapes import head_faults, padded
 from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import expand_runs
@@ -102,13 +102,19 @@ class Expanding(FullAttention, ABC):
         return shape_faults(need) + self._faults(need)
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
-        """Expanded keys and values, none where they lie in order; all pairs of tiles that hold a pair that is seen.
+        """Keys and values of the largest call, as far as they are copied; all pairs of tiles that hold a visible pair.
 
-        With the channels that are padded.
+        With the channels that are padded. Where keys lie in order, those are copied alone whose channels are padded or
+        whose heads are split over calls.
         """
-        padded = replace(need, full_head_dims=self._head_dims(*need.full_head_dims))
-        copied = not lie_in_order(views) or padded.full_head_dims != need.full_head_dims
-        return AttentionCost(expanded_bytes(views, padded) if copied else 0, pass_flops(tile_pairs(views), padded))
+        (heads, groups), dims = need.full_heads, self._head_dims(*need.full_head_dims)
+        elements = self._elements(views, heads // max(1, groups), max(1, *dims))
+        count = min(groups, max(1, self.most_elements // elements))
+        in_order = lie_in_order(views) and count == groups
+        copied = sum(dim for dim, given in zip(dims, need.full_head_dims, strict=True) if dim != given or not in_order)
+        rows = views.rows if lie_in_order(views) else int(views.cu_k[-1])
+        flops = pass_flops(tile_pairs(views), replace(need, full_head_dims=dims))
+        return AttentionCost(rows * count * copied * need.dtype.itemsize, flops)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.
@@ -136,11 +142,15 @@ class Expanding(FullAttention, ABC):
         key_dim, value_dim = self._head_dims(q.shape[2], v.shape[2])
         keys, values = _expanded(k, views, groups, key_dim), _expanded(v, views, groups, value_dim)
         with made_again(keys, values):
-            out = self._run(_padded(q, key_dim), keys.made, values.made, views, scale)
+            out = self._run(padded(q, key_dim), keys.made, values.made, views, scale)
         return out if v.shape[2] == value_dim else out[..., : v.shape[2]]
 
+    def _elements(self, views: AttentionViews, group: int, width: int) -> int:
+        """Of the largest tensor that one key/value head with its group of query heads takes."""
+        return max(self._query_rows(views) * group, int(views.cu_k[-1])) * width
+
     def _groups_of_a_call(self, views: AttentionViews, group: int, width: int) -> int:
-        elements = max(self._query_rows(views) * group, int(views.cu_k[-1])) * width
+        elements = self._elements(views, group, width)
         if elements > self.most_elements:
             raise ValueError(
                 f"views: {views.cu_q[-1]} queries in {group} heads and {views.cu_k[-1]} keys of {width} channels are "
@@ -163,7 +173,7 @@ def _expanded(x: Tensor, views: AttentionViews, groups: slice, width: int) -> Re
     """Keys or values of some heads, padded to a head dim, of all branches."""
 
     def make(x: Tensor) -> Tensor:
-        return expand(_padded(_part(x, 1, groups.start, groups.stop - groups.start), width), views)
+        return expand(padded(_part(x, 1, groups.start, groups.stop - groups.start), width), views)
 
     return Recipe(make(x), x, make)
 
@@ -174,11 +184,6 @@ def _part(x: Tensor, dim: int, begin: int, count: int) -> Tensor:
         return x
     part = x.narrow(dim, begin, count)
     return part if dim == 0 else part.contiguous()
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    """With channels of zeros up to a head dim; the tensor itself if it has it."""
-    return x if x.shape[2] == width else functional.pad(x, (0, width - x.shape[2]))
 
 
 def shape_faults(need: Need) -> list[str]:

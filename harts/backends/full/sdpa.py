@@ -5,14 +5,16 @@ Shape suffixes: R compact rows, l queries of a branch, n = h + l keys of a branc
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
-from harts.backends.full.costs import expanded_bytes, pass_flops
-from harts.backends.full.shapes import head_faults
+from harts.backends.full.costs import pass_flops
+from harts.backends.full.shapes import head_faults, padded
 from harts.backends.plan_tensors import AttentionViews
 
 
@@ -35,35 +37,37 @@ class Sdpa(FullAttention):
         return torch.device(need.device).type == "cpu"
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
-        """Branches that have ancestors compute all pairs of a query and a key, and mask."""
+        """Branches that have ancestors compute all pairs of a query and a key, and mask; in the wider head dim."""
         queries, keys = np.diff(views.cu_q), np.diff(views.cu_k)
         pairs = np.where(queries == keys, queries * (queries + 1) // 2, queries * keys)
-        return AttentionCost(expanded_bytes(views, need), pass_flops(int(pairs.sum()), need))
+        width = max(need.full_head_dims)
+        held = int(views.cu_k[-1]) * need.full_heads[1] * 2 * width * need.dtype.itemsize
+        return AttentionCost(held, pass_flops(int(pairs.sum()), replace(need, full_head_dims=(width, width))))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`; query i of a branch of l sees its keys j <= h + i (equation 22)."""
         own, seen = np.diff(views.cu_q).tolist(), np.diff(views.cu_k).tolist()
-        queries = torch.split(q[: sum(own)], own)
-        keys, values = (torch.split(each.index_select(0, views.key_row), seen) for each in (k, v))
+        width = max(q.shape[2], v.shape[2])  # the fused CPU kernel wants one head dim; zeros change no score, no output
+        queries = torch.split(padded(q, width)[: sum(own)], own)
+        keys, values = (torch.split(padded(each, width).index_select(0, views.key_row), seen) for each in (k, v))
         parts = [branch(*each, scale) for each in zip(queries, keys, values, strict=True)]
-        padding = q.new_zeros(views.rows - sum(own), q.shape[1], v.shape[2])
-        return torch.cat([*parts, padding])
+        padding = q.new_zeros(views.rows - sum(own), q.shape[1], width)
+        return torch.cat([*parts, padding])[..., : v.shape[2]]
 
 
 def branch(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attend in one branch, bottom-right causal.
 
     Args:
-        q: [l, H, Dk].
-        k: [n, G, Dk], n >= l: the ancestors, then the branch itself.
-        v: [n, G, Dv].
+        q: [l, H, D].
+        k: [n, G, D], n >= l: the ancestors, then the branch itself.
+        v: [n, G, D].
         scale: factor on the scores.
 
     Returns:
-        [l, H, Dv].
+        [l, H, D].
     """
-    width = max(q.shape[2], v.shape[2])  # the fused CPU kernel wants one head dim; zeros change no score and no output
-    q_l, k_n, v_n = (functional.pad(each, (0, width - each.shape[2])).transpose(0, 1)[None] for each in (q, k, v))
+    q_l, k_n, v_n = (each.transpose(0, 1)[None] for each in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     if q.shape[0] == k.shape[0]:
         out = functional.scaled_dot_product_attention(q_l, k_n, v_n, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -72,7 +76,7 @@ def branch(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         last_first = q_l.flip(2), k_n, v_n
         out = functional.scaled_dot_product_attention(*last_first, attn_mask=mask, scale=scale, enable_gqa=grouped)
         out = out.flip(2)
-    return out[0].transpose(0, 1)[..., : v.shape[2]]
+    return out[0].transpose(0, 1)
 
 
 def reversed_mask(queries: int, keys: int, like: Tensor) -> Tensor:

@@ -1,6 +1,12 @@
-"""What heads and head dims every backend of full attention needs."""
+"""Heads and head dims of full attention: what every backend needs of them, and padding.
+
+Shape suffixes: R rows, H heads, D head dim.
+"""
 
 from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
 
 from harts.backends.base import Need
 
@@ -14,3 +20,8 @@ def head_faults(need: Need) -> list[str]:
     if min(need.full_head_dims) < 1:
         found.append(f"head dims {need.full_head_dims} (query/key, value) must be at least 1")
     return found
+
+
+def padded(x: Tensor, width: int) -> Tensor:
+    """[R, H, D] with channels of zeros up to a head dim; the tensor itself if it has it."""
+    return x if x.shape[2] == width else functional.pad(x, (0, width - x.shape[2]))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harts.backends.full.packed import capability, import_faults, machine_faults, packed_views, tile_pairs
 from harts.backends.full.sdpa import Sdpa
+from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig
 from tests.backends.full.forests import THREE_LEVELS, Branches, random_branches, views_of
 from tests.backends.full.packed_fakes import SHAPES, Fake, TopLeft, draw, fake, need
@@ -149,6 +150,54 @@ def test_cost_counts_tiles(branches: Branches) -> None:
     cost = fake().cost(views, need())
     assert cost.flops == 2 * wanted * 4 * (4 * 24 + 3 * 16)
     assert cost.expanded_bytes == int(views.cu_k[-1]) * 2 * (24 + 16) * 2
+
+
+class Weighing(Fake):
+    """Knows the bytes of the keys and values of its largest call that are not the given ones."""
+
+    given: tuple[Tensor, ...] = ()
+    held = 0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        self.given = (k, v)
+        return super().attend(q, k, v, views, scale)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+        known = {each.untyped_storage().data_ptr() for each in self.given}
+        memory = [each.untyped_storage() for each in (k, v)]
+        self.held = max(self.held, sum(each.nbytes() for each in memory if each.data_ptr() not in known))
+        return super()._run(q, k, v, views, scale)
+
+
+class OneDim(Weighing):
+    def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
+        return 24, 24
+
+
+class FewHeads(Weighing):
+    most_elements = 33 * 2 * 24
+    """Two key/value heads a call, of three."""
+
+
+class FewHeadsOfOneDim(OneDim, FewHeads):
+    pass
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("branches", [THREE_LEVELS, [(-1, 19), (-1, 14)]], ids=["forks", "in order"])
+@pytest.mark.parametrize("kind", [Weighing, OneDim, FewHeads, FewHeadsOfOneDim])
+def test_expanded_bytes_are_those_that_a_call_holds(kind: type[Weighing], branches: Branches, padding: int) -> None:
+    """Head dim 24 of keys needs no padding, 16 of values may."""
+    backend, views = kind(StageConfig()), views_of(branches, padding)
+    backend.attend(*draw(views.rows, (3, 3, 24, 16)), views, 1.0)
+    asked = need(dtype=torch.float64, full_heads=(3, 3), full_head_dims=(24, 16))
+    assert backend.cost(views, asked).expanded_bytes == backend.held
+
+
+def test_costs_of_what_cannot_serve_are_told_too() -> None:
+    views = views_of(THREE_LEVELS)
+    for heads, dims in (((0, 0), (8, 8)), ((4, 4), (0, 0))):
+        assert fake().cost(views, need(full_heads=heads, full_head_dims=dims)) == (0, 0)
 
 
 def test_why_not_gives_every_reason() -> None:

@@ -1,8 +1,10 @@
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from harts.backends.full.sdpa import Sdpa
 from harts.registry import resolve
@@ -114,6 +116,28 @@ def test_neither_scores_nor_masks_of_a_long_branch_are_kept() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         attend(*inputs, [(-1, 1000), (999, 2000)])
     assert 0 < max(saved) < 4_000_000
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_cost_is_what_torch_is_given(shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of all keys and values together, and products of all pairs of a query and a key."""
+    attention, memory, pairs = functional.scaled_dot_product_attention, {}, []
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        memory.update({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (k, v)})
+        queries, keys = q.shape[2], k.shape[2]
+        pairs.append(queries * (queries + 1) // 2 if queries == keys else queries * keys)
+        dims.add((k.shape[3], v.shape[3]))
+        return attention(q, k, v, **given)
+
+    dims: set[tuple[int, int]] = set()
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    out = attend(*make(19, shape), THREE_LEVELS)  # its graph holds what was given
+    ((key_dim, value_dim),) = dims
+    flops = 2 * sum(pairs) * shape[0] * (4 * key_dim + 3 * value_dim)
+    asked = need(dtype=torch.float64, full_heads=shape[:2], full_head_dims=shape[2:])
+    assert Sdpa(StageConfig()).cost(views_of(THREE_LEVELS), asked) == (sum(memory.values()), flops)
+    assert out.requires_grad
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -79,6 +79,9 @@ def test_padded_channels_count_as_cost() -> None:
     assert [padded_dim(192, 128), padded_dim(64, 128), padded_dim(60, 60)] == [192, 128, 64]
     backend, views = Varlen(StageConfig()), views_of(THREE_LEVELS)
     assert backend.cost(views, need(full_head_dims=(192, 128))) == backend.cost(views, need(full_head_dims=(192, 192)))
+    in_order = views_of([(-1, 600), (-1, 600)])  # keys are the compact ones, values are copied to be padded
+    asked = need(full_heads=(2, 2), full_head_dims=(192, 128))
+    assert backend.cost(in_order, asked).expanded_bytes == 1200 * 2 * 192 * 2
 
 
 def test_every_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
