@@ -136,9 +136,8 @@ class FullAttention(Backend, ABC):
     expands: ClassVar[bool] = True
     """Whether it gathers the keys and values that branches share, once for each of them."""
 
-    @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
-        """Attend.
+        """Attend: every layer's entry.
 
         Args:
             q: [R, H, Dk], rotated.
@@ -149,7 +148,18 @@ class FullAttention(Backend, ABC):
 
         Returns:
             [R, H, Dv]; zeros on padding rows, whose gradients are zeros.
+
+        Raises:
+            ValueError: q, k or v has another number of rows than the views, padding included.
         """
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if len(x) != views.rows:
+                raise ValueError(f"{name}: has {len(x)} rows, the views have {views.rows}")
+        return self.call(q, k, v, views, scale)
+
+    @abstractmethod
+    def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float, /) -> Tensor:
+        """Attend to rows whose number is that of the views: see `attend`."""
 
     @abstractmethod
     def deterministic(self, need: Need) -> bool:

@@ -44,7 +44,7 @@ class Flex(FullAttention):
         """All pairs of the blocks that are visited."""
         return AttentionCost(0, pass_flops(len(_tiles(views).query) * BLOCK * BLOCK, need))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`; without compilation on a CPU, where there is no backward pass."""
         kernel = self.compiled if q.is_cuda else flex_attention
         mask = views.once("flex_mask", lambda: block_mask(views))

@@ -47,12 +47,7 @@ def expand(x: Tensor, views: AttentionViews) -> Tensor:
     Returns:
         [n, G, D], contiguous, branch after branch. Where those are the rows as they lie, nothing is copied: x itself,
         or its part that is tokens.
-
-    Raises:
-        ValueError: x has another number of rows than the views.
     """
-    if len(x) != views.rows:
-        raise ValueError(f"x: has {len(x)} rows, the views have {views.rows}")
     if lie_in_order(views):
         tokens = int(views.cu_q[-1])
         return (x if tokens == views.rows else x.narrow(0, 0, tokens)).contiguous()

@@ -116,12 +116,11 @@ class Expanding(FullAttention, ABC):
         flops = pass_flops(tile_pairs(views), replace(need, full_head_dims=dims))
         return AttentionCost(rows * count * copied * need.dtype.itemsize, flops)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.
 
         Raises:
-            ValueError: one key/value head has more elements than 32 bits count, or k and v have another number of rows
-                than the views.
+            ValueError: one key/value head has more elements than 32 bits count.
         """
         tokens, heads, groups = int(views.cu_q[-1]), q.shape[1], k.shape[1]
         group = heads // groups

@@ -44,7 +44,7 @@ class Sdpa(FullAttention):
         held = int(views.cu_k[-1]) * need.full_heads[1] * 2 * width * need.dtype.itemsize
         return AttentionCost(held, pass_flops(int(pairs.sum()), replace(need, full_head_dims=(width, width))))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`; query i of a branch of l sees its keys j <= h + i (equation 22)."""
         own, seen = np.diff(views.cu_q).tolist(), np.diff(views.cu_k).tolist()
         width = max(q.shape[2], v.shape[2])  # the fused CPU kernel wants one head dim; zeros change no score, no output

@@ -137,8 +137,3 @@ def test_poison_in_rows_that_nothing_sees_reaches_nothing(device: str) -> None:
     x[-3:] = torch.nan
     assert gather_rows(x, views.key_row).isfinite().all()
     assert not sum_copies(draw(len(views.key_row), (2, 5), torch.float32, device), copies_of(views))[-3:].any()
-
-
-def test_another_number_of_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="x: has 18 rows, the views have 19"):
-        expand(torch.zeros(18, 1, 4), views_of(THREE_LEVELS))

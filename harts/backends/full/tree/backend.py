@@ -52,7 +52,7 @@ class Tree(FullAttention):
         backward = len(backward_tiles(views, sizes).query) * TILE_QUERIES * sizes.backward
         return AttentionCost(0, forward_flops(forward, need) + backward_flops(backward, need))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.
 
         Raises:
