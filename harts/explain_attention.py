@@ -26,9 +26,11 @@ def layouts_of(value: Value) -> list[CompactLayout]:
 
 
 def explain_attention(pipeline: Pipeline, need: Need, dumped: Value, serving: dict[str, list[str]]) -> dict[str, Any]:
-    """Costs of one layer for all microbatches of a plan, forward and backward.
+    """Costs of one layer for the microbatches of all replicas, forward and backward, in the heads of one process.
 
-    No cost needs the device: they are told of backends that would not serve, too.
+    Heads are divided over processes by tensor and context parallelism, microbatches over replicas: costs are what the
+    processes would take that have the same heads. No cost needs the device: they are told of backends that would not
+    serve, too.
 
     Args:
         pipeline: whose choice of a backend has the file's config; the others have their default config.
@@ -37,10 +39,11 @@ def explain_attention(pipeline: Pipeline, need: Need, dumped: Value, serving: di
         serving: by name of backend, why it would not serve.
 
     Returns:
-        `microbatches`; `useful` and `flat`, each {`pairs` of a query and a key, of one head; `flops`} of what rows see
-        and of trajectory-wise training; and `backends`, by name: `why_not`, `deterministic`, `expanded_bytes`
-        {`largest` microbatch, `sum`} and `flops`. The last three are None of a backend that cannot be built. Only
-        `not_told`, the reason, if the value holds no layouts.
+        `heads` {`query`, `key_value`} of one process; `microbatches` of all replicas; `useful` and `flat`, each
+        {`pairs` of a query and a key, of one head; `flops`} of what rows see and of trajectory-wise training; and
+        `backends`, by name: `why_not`, `deterministic`, `expanded_bytes` {`largest` microbatch, `sum`} and `flops`. The
+        last three are None of a backend that cannot be built. Only `not_told`, the reason, if the value holds no
+        layouts.
     """
     layouts = layouts_of(dumped)
     if not layouts:
@@ -57,6 +60,7 @@ def explain_attention(pipeline: Pipeline, need: Need, dumped: Value, serving: di
                 costs[name].append(backend.cost(views, need))
     flat = sum(flat_pairs(layout) for layout in layouts)
     return {
+        "heads": dict(zip(("query", "key_value"), need.full_heads, strict=True)),
         "microbatches": len(layouts),
         "useful": {"pairs": useful, "flops": pass_flops(useful, need)},
         "flat": {"pairs": flat, "flops": pass_flops(flat, need)},
@@ -93,7 +97,9 @@ def render_attention(report: dict[str, Any]) -> str:
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     useful, flat = report["useful"]["flops"], report["flat"]["flops"]
-    yield f"full attention of this plan, one layer, forward and backward; microbatches: {report['microbatches']}"
+    heads, count = report["heads"], report["microbatches"]
+    yield "full attention of this plan: one layer, forward and backward, in the heads of one process"
+    yield f"  heads {heads['query']}, of keys and values {heads['key_value']}; microbatches of all replicas: {count}"
     yield f"  useful products     {_scaled(useful, 'FLOP'):>15}  of what rows see"
     times = _ratio(flat, useful)
     yield f"  flat                {_scaled(flat, 'FLOP'):>15}  {times} of useful; every trajectory by itself"

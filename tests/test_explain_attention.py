@@ -32,7 +32,8 @@ FLAT = 73 * 74 // 2 + 2 * (75 * 76 // 2) + 15
 KEYS = 75 + 73 + 75
 TILE = 128 * 128
 TEXT = """\
-full attention of this plan, one layer, forward and backward; microbatches: 2
+full attention of this plan: one layer, forward and backward, in the heads of one process
+  heads 2, of keys and values 2; microbatches of all replicas: 2
   useful products          2.45 MFLOP  of what rows see
   flat                     4.85 MFLOP  1.98 of useful; every trajectory by itself
                                                  expanded keys and values
@@ -116,7 +117,8 @@ class Choosy(Costly):
 
 def test_costs_are_those_counted_by_hand(told: Callable[..., dict[str, Any]]) -> None:
     report = told()["attention"]
-    assert set(report) == {"microbatches", "useful", "flat", "backends"}
+    assert set(report) == {"heads", "microbatches", "useful", "flat", "backends"}
+    assert report["heads"] == {"query": 2, "key_value": 2}
     assert report["microbatches"] == 2
     assert report["useful"] == {"pairs": USEFUL, "flops": USEFUL * FLOPS_OF_A_PAIR}
     assert report["flat"] == {"pairs": FLAT, "flops": FLAT * FLOPS_OF_A_PAIR}
@@ -136,6 +138,18 @@ def test_costs_are_those_counted_by_hand(told: Callable[..., dict[str, Any]]) ->
         found = report["backends"][name]
         assert (found["expanded_bytes"], found["flops"]) == (held, flops), name
         assert set(found) == {"why_not", "deterministic", "expanded_bytes", "flops"}
+
+
+def test_costs_of_divided_heads_are_those_of_one_process(told: Callable[..., dict[str, Any]]) -> None:
+    changed = ("model.type=megatron", "model.dtype=float32", "layout.row_multiple=2")
+    words = [word for change in changed for word in ("--set", change)]
+    whole, half = (told(*words, "--set", f"model.parallel={{tensor: {size}}}")["attention"] for size in (1, 2))
+    assert (whole["heads"], half["heads"]) == ({"query": 2, "key_value": 2}, {"query": 1, "key_value": 1})
+    assert whole["useful"]["flops"] == 2 * half["useful"]["flops"] > 0
+    for name in ("sdpa", "varlen", "tree"):
+        one, two = half["backends"][name], whole["backends"][name]
+        assert two["flops"] == 2 * one["flops"]
+        assert two["expanded_bytes"] == {key: 2 * size for key, size in one["expanded_bytes"].items()}
 
 
 def test_every_backend_says_whether_it_serves_and_is_deterministic(told: Callable[..., dict[str, Any]]) -> None:
