@@ -118,7 +118,7 @@ def _attention(pipeline: Pipeline, need: Need) -> dict[str, Any]:
         for name in sorted(names(kind)):
             backend, reasons = backend_of(kind, name, pipeline.settings.components[kind])
             if backend is not None:
-                reasons = refusals(backend, need) if fault is None else [fault]
+                reasons = refusals(backend, need) if fault is None else [fault, *backend.why_not(need)]
             found[name] = reasons
             if kind == "full_attention":
                 deterministic[name] = None if backend is None else backend.deterministic(need)

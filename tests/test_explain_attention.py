@@ -239,7 +239,12 @@ def test_costs_are_told_for_a_device_that_is_not_here(
     here, there = told()["attention"], told("--set", "device=cuda:99")["attention"]
     assert there["useful"] == here["useful"]
     for name, each in there["backends"].items():
-        assert each["why_not"][0].startswith("device: 'cuda:99' cannot be used: ")
+        device, *reasons = each["why_not"]
+        assert device.startswith("device: 'cuda:99' cannot be used: ")
+        assert bool(reasons) is (name != "sdpa")
+        told_of = "\n".join(reasons)
+        assert name == "sdpa" or "the dtype torch.float64 is not one of" in told_of
+        assert name == "sdpa" or "it needs a CUDA device, torch finds no cuda:99" in told_of
         assert each["flops"] == here["backends"][name]["flops"]
     assert there["backends"]["sdpa"]["deterministic"] is False
     code, out, err = call("explain", QUICKSTART, "--from", dumps / "05_layout.harts", "--set", "device=abacus")

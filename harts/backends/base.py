@@ -56,7 +56,10 @@ class Backend:
         self.config = config
 
     def why_not(self, need: Need) -> list[str]:
-        """Every reason why this backend cannot serve `need`; empty if it can."""
+        """Every reason why this backend cannot serve `need`; empty if it can.
+
+        Asked of devices that are not here, too, for the reasons that can be told without them.
+        """
         return []
 
 

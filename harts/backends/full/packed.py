@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.devices import has_cuda
 from harts.backends.full.costs import pass_flops
 from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
@@ -193,8 +194,8 @@ def shape_faults(need: Need) -> list[str]:
 
 
 def capability(device: str) -> tuple[int, int] | None:
-    """Compute capability of a CUDA device; none for another device or without CUDA."""
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+    """Compute capability of a CUDA device; none for another device or one that is not here."""
+    if not has_cuda(device):
         return None
     found: tuple[int, int] = torch.cuda.get_device_capability(device)
     return found
@@ -203,6 +204,8 @@ def capability(device: str) -> tuple[int, int] | None:
 def machine_faults(need: Need, least: tuple[int, int]) -> list[str]:
     """Reasons in the device, which has to be a CUDA device of a compute capability of at least `least`."""
     has = capability(need.device)
+    if has is None and torch.device(need.device).type == "cuda":
+        return [f"it needs a CUDA device, torch finds no {need.device}"]
     if has is None:
         return [f"it needs a CUDA device, the device is {need.device}"]
     if has < least:

@@ -212,8 +212,12 @@ def test_why_not_gives_every_reason() -> None:
 def test_a_device_that_is_not_cuda_or_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capability("cpu") is None
     assert machine_faults(need(), (9, 0)) == ["it needs a CUDA device, the device is cpu"]
+    assert machine_faults(need(device="cuda:99"), (9, 0)) == ["it needs a CUDA device, torch finds no cuda:99"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert machine_faults(need(device="cuda:2"), (8, 0)) == ["it needs a CUDA device, torch finds no cuda:2"]
+    assert machine_faults(need(device="cuda:1"), (8, 0)) == []
     assert machine_faults(need(device="cuda"), (8, 0)) == []
     assert machine_faults(need(device="cuda"), (9, 0)) == [
         "it needs compute capability 9.0 or later, cuda has 8.6",

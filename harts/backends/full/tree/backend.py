@@ -28,8 +28,7 @@ class Tree(FullAttention):
         has = capability(need.device)
         if has is not None and has[0] != HOPPER:
             found.append(f"its tiles are those of compute capability 9.0, {need.device} has {has[0]}.{has[1]}")
-        if has is not None:
-            found += import_faults(MODULE, "fa4")
+        found += import_faults(MODULE, "fa4")
         (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
         if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
             dims = f"head dims {need.full_head_dims} (query/key, value)"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import LinearAttention, Need, RoundOutput
+from harts.backends.devices import has_cuda
 from harts.backends.linear.checks import check_call, check_rows
 from harts.backends.linear.rounds import check_inputs
 from harts.backends.linear.tree.executions import CallExecution, call_execution, fused_schedule
@@ -93,8 +94,8 @@ class TreeBackend(LinearAttention):
         device = torch.device(need.device)
         if device.type != "cuda" and not interpreted():
             return [f"its kernels need a CUDA device, the pipeline runs on {need.device}"]
-        if device.type == "cuda" and not torch.cuda.is_available():
-            return ["its kernels need a CUDA device, torch finds none"]
+        if device.type == "cuda" and not has_cuda(need.device):
+            return [f"its kernels need a CUDA device, torch finds no {need.device}"]
         if self.launchers is not None:
             return []
         try:

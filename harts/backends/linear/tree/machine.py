@@ -7,6 +7,8 @@ import re
 import torch
 import triton
 
+from harts.backends.devices import has_cuda
+
 
 def version(text: str) -> tuple[int, ...]:
     """Leading numbers of a version: `3.7.1+git` is (3, 7, 1)."""
@@ -14,8 +16,8 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def capability(device: str) -> tuple[int, int] | None:
-    """Compute capability of a CUDA device; none for another device."""
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+    """Compute capability of a CUDA device; none for another device or one that is not here."""
+    if not has_cuda(device):
         return None
     found: tuple[int, int] = torch.cuda.get_device_capability(device)
     return found

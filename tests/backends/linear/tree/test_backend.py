@@ -122,8 +122,8 @@ def test_a_host_without_a_gpu_serves_only_in_the_interpreter(monkeypatch):
 
 def test_a_pipeline_on_a_gpu_that_torch_does_not_find_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert backend("kda").why_not(NEED) == ["its kernels need a CUDA device, torch finds none"]
-    assert backend("gdn").why_not(GDN_NEED) == ["its kernels need a CUDA device, torch finds none"]
+    assert backend("kda").why_not(NEED) == ["its kernels need a CUDA device, torch finds no cuda"]
+    assert backend("gdn").why_not(GDN_NEED) == ["its kernels need a CUDA device, torch finds no cuda"]
 
 
 @pytest.mark.parametrize(
