@@ -326,16 +326,32 @@ def test_ratios_and_requirements_follow_from_medians(part):
         }
     )
     cost = {"tree": {"expanded_bytes": 0, "flops": 1}}
-    told = {each["ratio"]: each for each in requirements.requirements("claude", found, cost)}
+    told = {each["ratio"]: each for each in requirements.requirements("claude", found, cost, 0.02)}
     assert {name: each["met"] for name, each in told.items()} == {
         "bytes of expanded keys and values, tree": True,
+        "held over expanded keys and values, tree": True,
         "best expanding / tree": True,
         "best flat / tree over S / C": False,
         "best flat / tree over ratio of pairs": True,
     }
     assert told["best expanding / tree"]["reached"] is False
-    assert [each["most"] for each in requirements.requirements("none", found, cost)] == [0]
-    assert requirements.requirements("none", found, {}) == []
+    assert [each["most"] for each in requirements.requirements("none", found, cost, None)] == [0]
+    assert [each["met"] for each in requirements.requirements("none", found, cost, 0.11)] == [True, False]
+    assert requirements.requirements("none", found, {}, None) == []
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_what_tree_holds_is_told_from_its_peak(part, forest, groups):
+    """Rows that are expanded are seen in it, whatever the backend says of itself."""
+    measure, problem = part("measure"), part("problem")
+    made = problem.problem(forest, problem.Shape(4, groups, 24, 16, torch.float32, "cpu"), 0)
+    rows, keys = made.compact.views.rows, int(made.compact.views.cu_k[-1])
+    expanded = keys * groups * (24 + 16) * 4
+    compact = (rows + 256) * (4 * 16 * 4 + 4 * (4 * 24 + (groups * 40 if groups < 4 else 0) + 3 * 4))
+    assert measure.compact_bytes(made.shape, rows) == compact
+    assert measure._held(made, {"tree": compact // 2}) == 0
+    assert measure._held(made, {"tree": compact + expanded}) == 1
+    assert measure._held(made, {"sdpa": 1}) is None
 
 
 def test_tables_tell_what_is_met(bench, capsys, registered):

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 from attention_bench.candidates import FLEX, Served
 from attention_bench.parity import Parity, check, free
 from attention_bench.problem import Planned, Problem, Shape, problem, upstream
-from attention_bench.requirements import ratios, requirements
+from attention_bench.requirements import TREE, ratios, requirements
 from attention_bench.timing import Candidate, Measured, measure_all
 from harts.backends.base import FullAttention
 from harts.backends.full.costs import forward_flops, pass_flops
+
+TILE = 256
+"""Rows of the largest tile."""
 
 
 class Settings(NamedTuple):
@@ -47,7 +50,7 @@ def measure(planned: Planned, shape: Shape, served: Served, settings: Settings) 
         told |= {
             "best": best,
             "ratios": found,
-            "requirements": requirements(workload.name, found, told["cost"]),
+            "requirements": requirements(workload.name, found, told["cost"], _held(given, told["memory_bytes"])),
         }
     del given
     gc.collect()
@@ -79,6 +82,26 @@ def _figures(given: Problem, measured: dict[str, Measured]) -> dict[str, Any]:
         "tflops": rates,
         "memory_bytes": {name: each.peak for name, each in measured.items() if each.peak is not None},
     }
+
+
+def _held(given: Problem, peaks: dict[str, int]) -> float | None:
+    """Of the expanded keys and values, what a backend's peak has beside a backward pass over compact rows."""
+    if TREE not in peaks:
+        return None
+    shape = given.shape
+    expanded = int(given.compact.views.cu_k[-1]) * shape.kv_heads * (shape.key_dim + shape.value_dim)
+    return max(0, peaks[TREE] - compact_bytes(shape, given.compact.views.rows)) / (expanded * shape.dtype.itemsize)
+
+
+def compact_bytes(shape: Shape, rows: int) -> int:
+    """What a backward pass holds beside inputs, outputs and their gradients, however many branches share a row.
+
+    A copy of the outputs' gradient; float32 sums of the gradients of queries, and of keys and values of grouped heads;
+    three numbers of a row and query head; all up to whole tiles.
+    """
+    heads, groups, key_dim, value_dim = shape.heads, shape.kv_heads, shape.key_dim, shape.value_dim
+    summed = heads * key_dim + (groups * (key_dim + value_dim) if heads != groups else 0)
+    return (rows + TILE) * (heads * value_dim * shape.dtype.itemsize + 4 * (summed + 3 * heads))
 
 
 def _pair_ratio(given: Problem) -> float:
