@@ -13,6 +13,7 @@ import harts.backends.linear.gdn
 import harts.backends.linear.tree.launch
 import harts.train.doctor
 import harts.train.doctor_checks
+from harts import registry
 from harts.backends.linear.tree.launch import Launcher
 from harts.backends.linear.tree.reference import (
     chunk_scores,
@@ -91,6 +92,16 @@ def test_reasons_of_a_backend_that_cannot_serve_are_all_told(call, pipeline):
     reasons = "; ".join(report["serving"]["linear_attention"]["why_not"])
     assert "a key dim of 257 is not between 1 and 256" in reasons
     assert "its chunks are 64 tokens, the plan's are 32" in reasons
+
+
+def test_what_full_attention_shows_on_its_forest_is_told(call, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    registry.register("full_attention", "own_rows_alone", "tests.backends.test_build:OwnRowsAlone", "third")
+    words = ("--set", "full_attention={type: own_rows_alone}")
+    code, report = report_of(call, ROOT / "pipelines/quickstart.yaml", *words)
+    (reason,) = report["serving"]["full_attention"]["why_not"]
+    assert code == 1
+    assert "row 9 does not see row 0" in reason
 
 
 def test_kernels_of_bounded_gates_are_refused_to_a_model_without_a_bound(call, pipeline):

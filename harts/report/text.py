@@ -62,8 +62,8 @@ def _rounds(part: dict[str, Any]) -> Iterator[str]:
     yield _row("input sequences", _count(part["input_sequences"]))
     yield _row("replay rows", _count(part["replay_rows"]), f"{part['replay_over_work']:.1%} of the work")
     yield _row("boundary states", _count(part["requested_states"]))
-    expanded = f"{part['key_value_rows'] / part['rows']:.2f} a compact row"
-    yield _row("key/value rows, expanded", _count(part["key_value_rows"]), expanded)
+    times = f"{part['key_value_rows'] / part['rows']:.2f} a compact row, if expanded"
+    yield _row("key/value rows of branches", _count(part["key_value_rows"]), times)
     if part["padding_rows"]:
         yield _row("padding rows", _count(part["padding_rows"]))
 

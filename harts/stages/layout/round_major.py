@@ -24,7 +24,8 @@ class RoundMajor(Stage[RoundPlan, CompactLayout]):
         row_multiple: PositiveInt = 1
         """Rows are padded to a multiple of it, with rows that nobody owns."""
         max_expanded_rows: PositiveInt | None = None
-        """Cap on the rows of the temporary ancestor key/value views, sum of h + l over branches; none is no cap."""
+        """Cap on the key/value rows of all branches with their ancestors, sum of h + l, which full-attention backends
+        that expand hold for a while; others hold none of them. None is no cap."""
         max_replay_rows: PositiveInt | None = None
         """Cap on the rows that linear attention replays; none is no cap."""
 

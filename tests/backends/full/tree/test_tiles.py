@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from harts.backends.full.tree import tiles as tile_module
 from harts.backends.full.tree.tiles import lists, visible_tiles
 from harts.backends.plan_tensors import AttentionViews
 from tests.backends.full.forests import THREE_LEVELS, Branches, random_branches, views_of, visibility
@@ -47,6 +48,14 @@ def test_tiles_are_those_of_the_matrix(branches, size):
 def test_tiles_of_random_forests_are_those_of_the_matrix(seed):
     rng = random.Random(seed)
     assert_as_defined(random_branches(rng), rng.choice(SIZES))
+
+
+@pytest.mark.parametrize("cells", [1, 7, 20])
+@pytest.mark.parametrize("branches", [THREE_LEVELS, LONG, [(-1, 1), *((i, 1) for i in range(50))]])
+def test_tiles_are_the_same_however_many_are_counted_at_a_time(branches, cells, monkeypatch):
+    monkeypatch.setattr(tile_module, "CELLS", cells)
+    for size in ((4, 4), (8, 3), (128, 96)):
+        assert_as_defined(branches, size)
 
 
 def test_lists_ascend_and_hold_every_tile_once():
