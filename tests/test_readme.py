@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from harts.backends.model.huggingface.family import family_named
 from harts.registry import BUILT_IN, STAGE_KINDS
@@ -43,15 +45,23 @@ def record(name: str, tokens: list[int]) -> dict[str, object]:
     }
 
 
-def test_the_trainer_loop_trains_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    """Of transformers, as it comes out of a folder."""
     family = family_named("qwen3_5")
     torch.manual_seed(0)
-    model = family.model_class(family.config_class(**TINY))
+    family.model_class(family.config_class(**TINY)).save_pretrained(tmp_path)
+    return AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_the_trainer_loop_trains_a_model_of_transformers(model: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    assert not model.training
     (loop,) = blocks("python")
     steps = [[record("a", [1, 2, 3, 4, 5]), record("b", [1, 2, 3, 4, 6, 7]), record("c", [1, 9, 8, 7])]] * 2
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     exec(loop, {"steps": steps, "model": model})
+    assert model.training
     for name, each in model.named_parameters():
         assert torch.isfinite(each).all(), name
         assert not torch.equal(each, before[name]), name

@@ -15,7 +15,9 @@ from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
 from harts.backends.model.huggingface.hooks import install, routers_of
-from harts.backends.model.huggingface.wide import precision, recomputation
+from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
+from harts.backends.model.huggingface.recompute import faults as recompute_faults
+from harts.backends.model.huggingface.wide import precision
 from harts.backends.model.moe import check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
@@ -48,7 +50,7 @@ class HuggingFace(Model):
         self.family = family_of(self.settings.model_type)
         self.current = install(self.module, self.family)
         if config.recompute == "full":
-            self.module.activation_checkpointing_enable(recomputation(self.module.dtype))
+            enable(self.module)
         if module is None:
             self.module.train()
 
@@ -89,8 +91,11 @@ class HuggingFace(Model):
 
         Raises:
             InputError: a token id is not in the vocabulary.
-            BackendError: a layer did not run on the plan.
+            BackendError: a layer did not run on the plan, or would not be recomputed though `recompute` is full, or
+                gradients of router losses would be lost.
         """
+        if self.config.recompute == "full":
+            check_training(self.module)
         check_tokens(plan, self.settings.vocab_size)
         call = TreeCall(plan, self.linear, self.full, self.current)
         with precision(self.module.dtype):
@@ -103,6 +108,7 @@ class HuggingFace(Model):
             )
         hidden, counted = output.last_hidden_state[0], call.end()
         self._check_layers(call.ran, set(counted))
+        check_graphs(counted, self.module, self.family)
         if not counted:
             return ModelOutput(hidden, None, None, None)
         found = [counted[layer] for layer in sorted(counted)]
@@ -152,10 +158,10 @@ def checked(module: Any, config: HuggingFaceConfig, device: str) -> Any:
     family = family_of(str(kind))
     if not isinstance(module, family.model_class):
         faults.append(f"the model handed over is a {type(module).__name__}, needed is a {family.model}")
-    elif module.device.type != torch.device(device).type:
-        faults.append(f"the model handed over is on {module.device}, the pipeline's device is {device}")
-    elif config.recompute == "none" and module.is_gradient_checkpointing:
-        faults.append("its gradient checkpointing is on; set recompute: full, which turns it on without reentrance")
+    else:
+        if module.device.type != torch.device(device).type:
+            faults.append(f"the model handed over is on {module.device}, the pipeline's device is {device}")
+        faults += recompute_faults(module, family, config.recompute)
     if faults:
         raise BackendError("\n".join(f"models: HuggingFace: {fault}" for fault in faults))
     return module

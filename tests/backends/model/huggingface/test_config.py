@@ -213,11 +213,3 @@ def test_a_module_without_a_head_is_refused() -> None:
 def test_a_module_of_no_family_is_refused() -> None:
     with pytest.raises(ConfigError, match="no family has model_type 'None'"):
         _handed_over(torch.nn.Linear(2, 2))
-
-
-def test_reentrant_checkpointing_of_a_module_is_refused() -> None:
-    module = tiny("qwen3_5").module
-    module.activation_checkpointing_enable()
-    with pytest.raises(BackendError, match="its gradient checkpointing is on; set recompute: full"):
-        _handed_over(module)
-    assert compact(_handed_over(module, recompute="full"), layout_of(forest(0), CHUNK)).loss.isfinite()
