@@ -17,14 +17,12 @@ from harts.backends.model.huggingface.family import Family, family_named, family
 from harts.backends.model.huggingface.hooks import install, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
+from harts.backends.model.huggingface.refusals import few, head_faults, refusals
 from harts.backends.model.huggingface.wide import precision
 from harts.backends.model.moe import check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
-
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
-"""Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
 
 
 class HuggingFace(Model):
@@ -48,7 +46,7 @@ class HuggingFace(Model):
         self.module: Any = _built(config, device) if module is None else checked(module, config, device)
         self.settings = self.module.config
         self.family = family_of(self.settings.model_type)
-        self.current = install(self.module, self.family)
+        install(self.module, self.family)
         if config.recompute == "full":
             enable(self.module)
         if module is None:
@@ -73,15 +71,7 @@ class HuggingFace(Model):
 
     def why_not(self, need: Need) -> list[str]:
         """Every reason why this model cannot run on compact rows."""
-        found = []
-        if getattr(self.settings, "attention_dropout", 0.0):
-            found.append(f"attention_dropout is {self.settings.attention_dropout}; a shared row has one outcome")
-        found += [
-            f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
-            for kind in sorted(_rope_types(self.settings) & LENGTH_DEPENDENT)
-        ]
-        if self.module.get_output_embeddings().bias is not None:
-            found.append("its LM head has a bias")
+        found = refusals(self.module, self.family)
         if self.config.expert_bias_rate and (self.family.router is None or self.family.router.bias is None):
             found.append(f"expert_bias_rate is {self.config.expert_bias_rate}; its routers have no selection bias")
         return found
@@ -97,7 +87,7 @@ class HuggingFace(Model):
         if self.config.recompute == "full":
             check_training(self.module)
         check_tokens(plan, self.settings.vocab_size)
-        call = TreeCall(plan, self.linear, self.full, self.current)
+        call = TreeCall(plan, self.linear, self.full)
         with precision(self.module.dtype):
             output = self.module.model(
                 input_ids=plan.input_ids[None],
@@ -123,8 +113,15 @@ class HuggingFace(Model):
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
 
     def head_weight(self) -> Tensor:
-        """LM head, [vocabulary, hidden]."""
-        weight: Tensor = self.module.get_output_embeddings().weight
+        """LM head, [vocabulary, hidden].
+
+        Raises:
+            BackendError: the head has become more than its weight.
+        """
+        head = self.module.get_output_embeddings()
+        if faults := head_faults(head):
+            raise BackendError("\n".join(f"model: {fault}" for fault in faults))
+        weight: Tensor = head.weight
         return weight
 
     def update_expert_bias(self, expert_load: Tensor) -> None:
@@ -205,8 +202,7 @@ def _built(config: HuggingFaceConfig, device: str) -> Any:
         made, report = cls.from_pretrained(config.path, config=settings, output_loading_info=True, **chosen)
         absent = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
         if absent:
-            few = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-            raise ConfigError(f"model: path: {config.path} lacks {len(absent)} of the model's weights: {few}")
+            raise ConfigError(f"model: path: {config.path} lacks {len(absent)} of the model's weights: {few(absent)}")
         made.to(device)
     else:
         cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
@@ -214,12 +210,6 @@ def _built(config: HuggingFaceConfig, device: str) -> Any:
             torch.manual_seed(config.seed)
             made = cls._from_config(settings, **chosen)
     return made.double() if config.dtype == "float64" else made
-
-
-def _rope_types(settings: Any) -> set[Any]:
-    """Of all layers: there is one set of parameters, or one for each kind of layer."""
-    told = getattr(settings, "rope_parameters", None) or {}
-    return {each.get("rope_type") for each in (told, *told.values()) if isinstance(each, dict)}
 
 
 def _need(family: Family, settings: Any, dtype: torch.dtype, chunk_size: int, device: str) -> Need:

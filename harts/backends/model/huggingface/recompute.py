@@ -16,8 +16,9 @@ from harts.errors import BackendError
 
 
 def enable(module: Any) -> None:
-    """Checkpoint every layer, without reentrance."""
-    module.activation_checkpointing_enable(recomputation(module.dtype))
+    """Checkpoint every layer, without reentrance; nothing if this has been done."""
+    if not _enabled(module):
+        module.activation_checkpointing_enable(recomputation(module.dtype))
 
 
 def check_training(module: Any) -> None:
@@ -65,8 +66,7 @@ def faults(module: Any, family: Family, recompute: str) -> list[str]:
     if not own:
         return []
     if recompute == "full":
-        asked = recomputation(module.dtype)
-        if len(own) == len(layers) and all(_is(layer._gradient_checkpointing_func, asked) for layer in own):
+        if _enabled(module):
             return []
         has = f"it checkpoints {len(own)} of {len(layers)} layers in a way of its own"
         return [f"recompute is full, but {has}; set recompute: none, which keeps it, or disable it"]
@@ -81,8 +81,16 @@ def _trained(module: Any) -> bool:
     return any(each.requires_grad for each in module.parameters())
 
 
-def _is(function: Any, keywords: dict[str, Any]) -> bool:
-    return isinstance(function, partial) and function.func is checkpoint and function.keywords == keywords
+def _enabled(module: Any) -> bool:
+    layers = module.model.layers
+    functions = [layer._gradient_checkpointing_func for layer in layers if layer.gradient_checkpointing]
+    asked = partial(checkpoint, **recomputation(module.dtype))
+    return len(functions) == len(layers) and all(_told(function) == _told(asked) for function in functions)
+
+
+def _told(function: Any) -> tuple[Any, Any]:
+    """Two partial functions are equal in nothing else."""
+    return getattr(function, "func", None), getattr(function, "keywords", None)
 
 
 def _reentrant(function: Any) -> bool:

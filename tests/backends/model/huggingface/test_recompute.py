@@ -8,20 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harts.backends.full.sdpa import Sdpa
-from harts.backends.linear.naive import Naive
 from harts.backends.model.huggingface.backend import HuggingFace
-from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.errors import BackendError
-from tests.backends.model.huggingface.models import CHUNK, WITH_EXPERTS, tiny
+from tests.backends.model.huggingface.models import CHUNK, WITH_EXPERTS, handed_over, tiny
 from tests.backends.model.huggingface.runs import compact, forest, gradients
 from tests.parity.trees import layout_of
 
 LAYOUT = layout_of(forest(0), CHUNK)
-
-
-def _handed_over(module: Any, **fields: Any) -> HuggingFace:
-    return HuggingFace(HuggingFaceConfig(**fields), Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
 
 
 def _gradients(model: HuggingFace) -> dict[str, Tensor]:
@@ -31,7 +24,7 @@ def _gradients(model: HuggingFace) -> dict[str, Tensor]:
 
 def test_recomputation_of_a_model_in_eval_mode_is_refused() -> None:
     module = tiny("qwen3_5").module.eval()
-    model = _handed_over(module, recompute="full")
+    model = handed_over(module, recompute="full")
     with pytest.raises(BackendError, match=r"recompute is full, but 3 of 3 layers are in eval mode, .*model.train\(\)"):
         compact(model, LAYOUT)
     with torch.no_grad():  # nothing is saved, so there is nothing to recompute
@@ -51,7 +44,7 @@ def test_checkpointing_of_the_callers_own_is_kept(family: str, every: int) -> No
     module = tiny(family).module
     module.activation_checkpointing_enable(every_n_layers=every)
     on = [layer.gradient_checkpointing for layer in module.model.layers]
-    model = _handed_over(module)
+    model = handed_over(module)
     got = _gradients(model)
     assert [layer.gradient_checkpointing for layer in module.model.layers] == on == [i % every == 0 for i in range(3)]
     assert all(torch.equal(each, got[name]) for name, each in wanted.items())
@@ -70,14 +63,14 @@ def test_checkpointing_of_the_callers_own_is_not_overwritten(own: dict[str, Any]
     module.activation_checkpointing_enable(**own)
     before = [(layer.gradient_checkpointing, layer._gradient_checkpointing_func) for layer in module.model.layers]
     with pytest.raises(BackendError, match=f"recompute is full, but it checkpoints {layers} of 3 layers in a way of"):
-        _handed_over(module, recompute="full")
+        handed_over(module, recompute="full")
     assert [(each.gradient_checkpointing, each._gradient_checkpointing_func) for each in module.model.layers] == before
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_module_whose_layers_are_all_recomputed_can_be_handed_over_again(dtype: str) -> None:
     model = tiny("qwen3_5", dtype=dtype, recompute="full")
-    again = _handed_over(model.module, recompute="full")
+    again = handed_over(model.module, recompute="full")
     assert torch.equal(compact(again, LAYOUT).loss, compact(model, LAYOUT).loss)
 
 
@@ -85,7 +78,7 @@ def test_checkpointing_of_the_callers_own_in_float64_is_refused() -> None:
     module = tiny("qwen3_5", dtype="float64").module
     module.activation_checkpointing_enable()
     with pytest.raises(BackendError, match="it is float64, and its own checkpointing computes layers again in float32"):
-        _handed_over(module)
+        handed_over(module)
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS)
@@ -93,14 +86,14 @@ def test_reentrant_checkpointing_of_experts_is_refused(family: str) -> None:
     module = tiny(family).module
     module.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(BackendError, match="its checkpointing is reentrant, which drops gradients of router losses"):
-        _handed_over(module)
+        handed_over(module)
 
 
 def test_reentrant_checkpointing_of_a_dense_model_drops_nothing() -> None:
     wanted = _gradients(tiny("qwen3_5"))
     module = tiny("qwen3_5").module
     module.activation_checkpointing_enable({"use_reentrant": True})
-    got = _gradients(_handed_over(module))
+    got = _gradients(handed_over(module))
     assert all(torch.equal(each, got[name]) for name, each in wanted.items())
 
 
