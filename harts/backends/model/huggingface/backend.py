@@ -24,6 +24,9 @@ from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
 
+MAKES = ("path", "family", "overrides", "dtype", "experts", "seed")
+"""Fields of the configuration that tell what HARTS makes if no model is handed over."""
+
 
 class HuggingFace(Model):
     """Any registered family of transformers, from a checkpoint or with random weights."""
@@ -146,11 +149,11 @@ def checked(module: Any, config: HuggingFaceConfig, device: str) -> Any:
     """The caller's own model.
 
     Raises:
-        BackendError: it is not the one that the configuration asks for, not of a registered family, or somewhere else.
+        BackendError: the configuration asks for another one, or it is not of a registered family, or somewhere else.
     """
-    faults = []
-    if config.path is not None or config.family is not None:
-        faults.append("a model is handed over, and path or family asks for another one")
+    given = config.model_dump(exclude_unset=True)
+    others = [name for name in MAKES if given.get(name) not in (None, {})]
+    faults = [f"a model is handed over, and {', '.join(others)} would make another one"] if others else []
     kind = getattr(getattr(module, "config", None), "model_type", None)
     family = family_of(str(kind))
     if not isinstance(module, family.model_class):

@@ -196,9 +196,19 @@ def test_every_model_type_belongs_to_one_family() -> None:
         assert family_of(kind) is family_named(name)
 
 
-def test_a_module_beside_a_family_is_refused() -> None:
-    with pytest.raises(BackendError, match="a model is handed over, and path or family asks for another one"):
-        handed_over(tiny("qwen3_5").module, family="qwen3_5")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"family": "qwen3_5"}, "family"),
+        ({"family": "qwen3_5", "overrides": {"hidden_size": 8}}, "family, overrides"),
+        ({"path": "here", "seed": 0}, "path, seed"),
+        ({"experts": "grouped_mm", "dtype": "float32"}, "dtype, experts"),
+    ],
+)
+def test_a_module_beside_fields_that_make_another_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BackendError, match=f"a model is handed over, and {named} would make another one"):
+        handed_over(tiny("qwen3_5").module, **fields)
+    assert handed_over(tiny("qwen3_5").module, path=None, family=None, overrides={}).module
 
 
 def test_a_module_without_a_head_is_refused() -> None:

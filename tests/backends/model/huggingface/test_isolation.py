@@ -137,6 +137,7 @@ def test_a_copy_is_a_model_of_its_own(family: Family, copied: Any, recompute: st
     module.zero_grad()
     found = compact(first, mine)
     twin = copied(module)
+    assert [each.forward.slot.call for each in twin.modules() if "forward" in vars(each)] == [None] * 3
     assert torch.equal(_logits(twin), _logits(module))
     second = handed_over(twin, recompute=recompute)
     alone = handed_over(_plain(family), recompute=recompute)
