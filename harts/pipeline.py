@@ -53,12 +53,21 @@ class Pipeline:
             path: the YAML file.
             overrides: `a.b=c` each, the value as YAML.
             scope: `plan` reads only what planning uses and imports no torch.
-            module: the trainer's own model, for model backends that run one (`model: {type: huggingface}`).
+            module: the trainer's own model, for model backends that run one (`model: {type: huggingface}`). It is
+                checked here, with the backends; a model of the file's is built on first use.
 
         Raises:
-            ConfigError: with every fault of the file, edge types included.
+            ConfigError: with every fault of the file, edge types included, or every reason why the module cannot run.
         """
-        return cls(load_settings(path, overrides, scope), module)
+        pipeline = cls(load_settings(path, overrides, scope), module)
+        if module is not None:
+            pipeline._check_module()
+        return pipeline
+
+    def _check_module(self) -> None:
+        if "model" not in self.settings.components:
+            raise ConfigError(f"{self.settings.path}: a model is handed over, and there is no section model to run it")
+        _ = self.env
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -14,8 +14,12 @@ def operand(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for two matrices of `operand`, in float32 or wider: 16-bit products are summed and kept in float32."""
-    return torch.mm(a, b, out_dtype=torch.float32) if _native(a, b) else a @ b
+    """a @ b for two matrices of `operand`, in float32 or wider: 16-bit products are summed and kept in float32.
+
+    Autocast, which would round to 16 bits, changes nothing.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.mm(a, b, out_dtype=torch.float32) if _native(a, b) else a @ b
 
 
 def _native(*operands: Tensor) -> bool:

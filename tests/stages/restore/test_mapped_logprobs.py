@@ -75,6 +75,22 @@ def test_each_output_alone_has_the_right_gradient(which: int) -> None:
     assert torch.autograd.gradcheck(one, (hidden, weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_autocast_changes_no_bit(dtype: torch.dtype) -> None:
+    found = []
+    for enabled in (False, True):
+        hidden, weight = inputs(dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logprobs, entropy = mapped_logprobs(hidden, weight, wanted("many"), rows_per_block=3, entropy=True)
+            assert entropy is not None
+            (logprobs.sin().sum() + entropy.sin().sum()).backward()
+        found.append((logprobs, entropy, hidden.grad, weight.grad))
+    for mine, theirs in zip(*found, strict=True):
+        assert mine is not None and theirs is not None
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
+
+
 def test_two_temperatures_on_one_row_are_both_right() -> None:
     hidden, weight = inputs()
     positions = Predictions(np.array([4, 4, 4]), np.array([7, 7, 2]), np.array([1.0, 2.0, 2.0]))

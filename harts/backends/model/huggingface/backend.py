@@ -15,14 +15,17 @@ from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
 from harts.backends.model.huggingface.hooks import install, routers_of
-from harts.backends.model.huggingface.wide import precision, recomputation
+from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
+from harts.backends.model.huggingface.recompute import faults as recompute_faults
+from harts.backends.model.huggingface.refusals import few, head_faults, refusals
+from harts.backends.model.huggingface.wide import precision
 from harts.backends.model.moe import check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
 
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
-"""Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
+MAKES = ("path", "family", "overrides", "dtype", "experts", "seed")
+"""Fields of the configuration that tell what HARTS makes if no model is handed over."""
 
 
 class HuggingFace(Model):
@@ -46,9 +49,9 @@ class HuggingFace(Model):
         self.module: Any = _built(config, device) if module is None else checked(module, config, device)
         self.settings = self.module.config
         self.family = family_of(self.settings.model_type)
-        self.current = install(self.module, self.family)
+        install(self.module, self.family)
         if config.recompute == "full":
-            self.module.activation_checkpointing_enable(recomputation(self.module.dtype))
+            enable(self.module)
         if module is None:
             self.module.train()
 
@@ -71,15 +74,7 @@ class HuggingFace(Model):
 
     def why_not(self, need: Need) -> list[str]:
         """Every reason why this model cannot run on compact rows."""
-        found = []
-        if getattr(self.settings, "attention_dropout", 0.0):
-            found.append(f"attention_dropout is {self.settings.attention_dropout}; a shared row has one outcome")
-        found += [
-            f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
-            for kind in sorted(_rope_types(self.settings) & LENGTH_DEPENDENT)
-        ]
-        if self.module.get_output_embeddings().bias is not None:
-            found.append("its LM head has a bias")
+        found = refusals(self.module, self.family)
         if self.config.expert_bias_rate and (self.family.router is None or self.family.router.bias is None):
             found.append(f"expert_bias_rate is {self.config.expert_bias_rate}; its routers have no selection bias")
         return found
@@ -89,10 +84,13 @@ class HuggingFace(Model):
 
         Raises:
             InputError: a token id is not in the vocabulary.
-            BackendError: a layer did not run on the plan.
+            BackendError: a layer did not run on the plan, or would not be recomputed though `recompute` is full, or
+                gradients of router losses would be lost.
         """
+        if self.config.recompute == "full":
+            check_training(self.module)
         check_tokens(plan, self.settings.vocab_size)
-        call = TreeCall(plan, self.linear, self.full, self.current)
+        call = TreeCall(plan, self.linear, self.full)
         with precision(self.module.dtype):
             output = self.module.model(
                 input_ids=plan.input_ids[None],
@@ -103,6 +101,7 @@ class HuggingFace(Model):
             )
         hidden, counted = output.last_hidden_state[0], call.end()
         self._check_layers(call.ran, set(counted))
+        check_graphs(counted, self.module, self.family)
         if not counted:
             return ModelOutput(hidden, None, None, None)
         found = [counted[layer] for layer in sorted(counted)]
@@ -117,8 +116,15 @@ class HuggingFace(Model):
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
 
     def head_weight(self) -> Tensor:
-        """LM head, [vocabulary, hidden]."""
-        weight: Tensor = self.module.get_output_embeddings().weight
+        """LM head, [vocabulary, hidden].
+
+        Raises:
+            BackendError: the head has become more than its weight.
+        """
+        head = self.module.get_output_embeddings()
+        if faults := head_faults(head):
+            raise BackendError("\n".join(f"model: {fault}" for fault in faults))
+        weight: Tensor = head.weight
         return weight
 
     def update_expert_bias(self, expert_load: Tensor) -> None:
@@ -143,19 +149,19 @@ def checked(module: Any, config: HuggingFaceConfig, device: str) -> Any:
     """The caller's own model.
 
     Raises:
-        BackendError: it is not the one that the configuration asks for, not of a registered family, or somewhere else.
+        BackendError: the configuration asks for another one, or it is not of a registered family, or somewhere else.
     """
-    faults = []
-    if config.path is not None or config.family is not None:
-        faults.append("a model is handed over, and path or family asks for another one")
+    given = config.model_dump(exclude_unset=True)
+    others = [name for name in MAKES if given.get(name) not in (None, {})]
+    faults = [f"a model is handed over, and {', '.join(others)} would make another one"] if others else []
     kind = getattr(getattr(module, "config", None), "model_type", None)
     family = family_of(str(kind))
     if not isinstance(module, family.model_class):
         faults.append(f"the model handed over is a {type(module).__name__}, needed is a {family.model}")
-    elif module.device.type != torch.device(device).type:
-        faults.append(f"the model handed over is on {module.device}, the pipeline's device is {device}")
-    elif config.recompute == "none" and module.is_gradient_checkpointing:
-        faults.append("its gradient checkpointing is on; set recompute: full, which turns it on without reentrance")
+    else:
+        if module.device.type != torch.device(device).type:
+            faults.append(f"the model handed over is on {module.device}, the pipeline's device is {device}")
+        faults += recompute_faults(module, family, config.recompute)
     if faults:
         raise BackendError("\n".join(f"models: HuggingFace: {fault}" for fault in faults))
     return module
@@ -199,8 +205,7 @@ def _built(config: HuggingFaceConfig, device: str) -> Any:
         made, report = cls.from_pretrained(config.path, config=settings, output_loading_info=True, **chosen)
         absent = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
         if absent:
-            few = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-            raise ConfigError(f"model: path: {config.path} lacks {len(absent)} of the model's weights: {few}")
+            raise ConfigError(f"model: path: {config.path} lacks {len(absent)} of the model's weights: {few(absent)}")
         made.to(device)
     else:
         cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
@@ -208,12 +213,6 @@ def _built(config: HuggingFaceConfig, device: str) -> Any:
             torch.manual_seed(config.seed)
             made = cls._from_config(settings, **chosen)
     return made.double() if config.dtype == "float64" else made
-
-
-def _rope_types(settings: Any) -> set[Any]:
-    """Of all layers: there is one set of parameters, or one for each kind of layer."""
-    told = getattr(settings, "rope_parameters", None) or {}
-    return {each.get("rope_type") for each in (told, *told.values()) if isinstance(each, dict)}
 
 
 def _need(family: Family, settings: Any, dtype: torch.dtype, chunk_size: int, device: str) -> Need:

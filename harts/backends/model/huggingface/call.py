@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harts.backends.base import FullAttention, LinearAttention
 from harts.backends.model.moe import RouterStatistics
@@ -10,10 +11,6 @@ from harts.backends.plan_tensors import PlanTensors
 
 ARGUMENT = "tree_call"
 """Keyword by which the call reaches every layer: models hand keywords that they do not know on to their layers."""
-
-
-Current = dict[int, "TreeCall"]
-"""The call that last ran attention in each layer of a model: the one that its experts run in."""
 
 
 @dataclass(eq=False)
@@ -26,8 +23,6 @@ class TreeCall:
     plan: PlanTensors
     linear: LinearAttention
     full: FullAttention
-    current: Current
-    """Of the model."""
     ran: dict[int, str] = field(default_factory=dict)
     """Layers whose attention ran on the plan, and its kind."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict)
@@ -38,7 +33,6 @@ class TreeCall:
     def enter(self, layer: int, kind: str) -> None:
         """Attention of a layer begins."""
         self.ran[layer] = kind
-        self.current[layer] = self
 
     def count(self, layer: int, found: RouterStatistics) -> None:
         """Statistics of a layer; those of recomputation are dropped."""
@@ -49,3 +43,21 @@ class TreeCall:
         """The forward pass has ended: its statistics, which are let go of."""
         found, self.statistics, self.ended = self.statistics, {}, True
         return found
+
+
+class LayerCall(NamedTuple):
+    """A call in one layer, as the functions of its attention get it."""
+
+    call: TreeCall
+    layer: int
+    """Its index in the model."""
+
+
+class Slot:
+    """Holds the call that last ran attention in one layer, none after a plain call: its experts run in the same one."""
+
+    call: TreeCall | None = None
+
+    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
+        """Copies and what is read from files belong to another model: they are empty."""
+        return Slot, ()

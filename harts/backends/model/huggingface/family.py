@@ -52,7 +52,7 @@ class Family:
     full_layer: str
     """Class of the full-attention layers, which look their function up in `ALL_ATTENTION_FUNCTIONS`."""
     linear_layer: str
-    """Class of the linear-attention layers."""
+    """Class of the linear-attention layers, whose short convolution is `conv1d` with an `activation`."""
     rule: Rule
     delta_rule: str
     """Function of the module that a linear-attention layer calls for the chunked delta rule."""

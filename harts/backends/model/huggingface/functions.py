@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harts.backends.linear.conv import short_conv
 from harts.backends.linear.dtypes import wide_dtype
-from harts.backends.model.huggingface.call import Current, TreeCall
+from harts.backends.model.huggingface.call import LayerCall
 from harts.backends.model.norm import l2norm
 from harts.errors import BackendError
 
@@ -24,22 +24,12 @@ CHANGES_SCORES = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 class AttentionFunctions:
-    """Stands for transformers' table of attention functions in the layers of one model."""
+    """Stands for transformers' table of attention functions."""
 
-    def __init__(self, stock: Any, current: Current) -> None:
-        self.stock, self.current = stock, current
-
-    def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        """Attention on compact rows for a call with a plan, and what the model is configured for without one."""
-        stock = self.stock.get_interface(name, default)
-
-        def attention(module: Any, *given: Any, tree_call: TreeCall | None = None, **others: Any) -> Any:
-            if tree_call is None:
-                self.current.pop(module.layer_idx, None)
-                return stock(module, *given, **others)
-            return tree_attention(module, *given, tree_call=tree_call, **others)
-
-        return attention
+    @staticmethod
+    def get_interface(_name: str, _default: Callable[..., Any]) -> Callable[..., Any]:
+        """Attention on compact rows, whatever the model is configured for."""
+        return tree_attention
 
 
 def tree_attention(
@@ -49,7 +39,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree_call: TreeCall,
+    tree_call: LayerCall,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -57,12 +47,12 @@ def tree_attention(
     """Full attention, in the form in which transformers asks for it.
 
     Args:
-        module: the layer's attention, which knows its `layer_idx`.
+        module: the layer's attention.
         query: [1, H, R, Dk], rotated.
         key: [1, G, R, Dk], rotated.
         value: [1, G, R, Dv].
         attention_mask: none: the plan says what a row sees.
-        tree_call: of this forward pass.
+        tree_call: of this forward pass, in this layer.
         scaling: factor on the scores; none is Dk ** -0.5.
         dropout: 0.
         others: what other implementations need.
@@ -73,52 +63,54 @@ def tree_attention(
     Raises:
         BackendError: the layer asks for something that compact rows cannot give.
     """
-    layer = f"layer {module.layer_idx} ({type(module).__name__})"
+    call, layer = tree_call
     wrong = [f"{name} {others[name]}" for name in CHANGES_SCORES if others.get(name) is not None]
     wrong += [f"dropout {dropout}"] if dropout else []
     wrong += ["an attention mask"] if attention_mask is not None else []
     if wrong:
-        raise BackendError(f"{layer}: asks for {', '.join(wrong)}; on compact rows there is none")
-    tree_call.enter(module.layer_idx, "full_attention")
+        text = f"asks for {', '.join(wrong)}; on compact rows there is none"
+        raise BackendError(f"layer {layer} ({type(module).__name__}): {text}")
+    call.enter(layer, "full_attention")
     q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return tree_call.full.attend(q, k, v, tree_call.plan.views, scale)[None], None
+    return call.full.attend(q, k, v, call.plan.views, scale)[None], None
 
 
-def tree_conv(layer: int, stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The short convolution of a layer; `stock` without a plan."""
+def tree_conv(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    tree_call: LayerCall,
+    **_others: Any,
+) -> Tensor:
+    """The short convolution, in the form in which transformers' layers ask for it.
 
-    def causal_conv1d_fn(
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        *,
-        tree_call: TreeCall | None = None,
-        **others: Any,
-    ) -> Tensor:
-        """[1, D, R] and taps [D, W] to [1, D, R]."""
-        if tree_call is None:
-            return stock(hidden_states, weight, bias, activation=activation, **others)
-        if bias is not None or activation not in ACTIVATIONS:
-            has = "a bias" if bias is not None else f"activation {activation}"
-            raise BackendError(f"layer {layer}: its short convolution has {has}; served is silu without a bias")
-        rows = hidden_states[0].transpose(0, 1)
-        return short_conv(rows.contiguous(), weight, tree_call.plan).transpose(0, 1)[None]
+    Args:
+        hidden_states: [1, D, R].
+        weight: taps, [D, W].
+        bias: none.
+        activation: SiLU.
+        tree_call: of this forward pass, in this layer.
 
-    return causal_conv1d_fn
+    Returns:
+        [1, D, R].
+
+    Raises:
+        BackendError: the layer asks for another convolution.
+    """
+    call, layer = tree_call
+    if wrong := conv_faults(bias, activation):
+        raise BackendError(f"layer {layer}: its short convolution has {' and '.join(wrong)}")
+    rows = hidden_states[0].transpose(0, 1)
+    return short_conv(rows.contiguous(), weight, call.plan).transpose(0, 1)[None]
 
 
-def tree_delta_rule(layer: int, stock: Callable[..., Any], current: Current) -> Callable[..., Any]:
-    """The chunked delta rule of a layer; `stock` without a plan."""
-
-    def chunked_delta_rule(*given: Tensor, tree_call: TreeCall | None = None, **others: Any) -> Any:
-        if tree_call is None:
-            current.pop(layer, None)
-            return stock(*given, **others)
-        return delta_rule(*given, layer=layer, tree_call=tree_call, **others)
-
-    return chunked_delta_rule
+def conv_faults(bias: Tensor | None, activation: str | None) -> list[str]:
+    """What a short convolution has that compact rows cannot give."""
+    found = [] if bias is None else ["a bias"]
+    return found if activation in ACTIVATIONS else [*found, f"activation {activation}, not silu"]
 
 
 def delta_rule(
@@ -128,8 +120,7 @@ def delta_rule(
     *,
     g: Tensor,
     beta: Tensor,
-    layer: int,
-    tree_call: TreeCall,
+    tree_call: LayerCall,
     use_qk_l2norm_in_kernel: bool = False,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
@@ -143,8 +134,7 @@ def delta_rule(
         value: [1, R, HV, V].
         g: log decays, [1, R, HV, K] or [1, R, HV].
         beta: [1, R, HV].
-        layer: its index in the model.
-        tree_call: of this forward pass.
+        tree_call: of this forward pass, in this layer.
         use_qk_l2norm_in_kernel: see `query`.
         initial_state: none; states stay in the backend.
         output_final_state: no.
@@ -156,13 +146,14 @@ def delta_rule(
     Raises:
         BackendError: the layer has a cache.
     """
+    call, layer = tree_call
     if initial_state is not None or output_final_state:
         raise BackendError(f"layer {layer}: has a cache of states; compact rows are trained without one")
-    tree_call.enter(layer, "linear_attention")
+    call.enter(layer, "linear_attention")
     q, k, v = query[0], key[0], value[0]
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     wide = wide_dtype(v)
     inputs = {"q": q, "k": k, "v": v, "g": g[0].to(wide), "beta": beta[0].to(wide)}
-    mixed = tree_call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, tree_call.plan)
+    mixed = call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, call.plan)
     return mixed[None].to(value.dtype), None

@@ -3,64 +3,94 @@
 from __future__ import annotations
 
 import inspect
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from harts.backends.model.huggingface.call import Current
+from harts.backends.model.huggingface.call import LayerCall, Slot, TreeCall
 from harts.backends.model.huggingface.family import Family, Router
-from harts.backends.model.huggingface.functions import AttentionFunctions, tree_conv, tree_delta_rule
+from harts.backends.model.huggingface.functions import AttentionFunctions, delta_rule, tree_conv
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
 
-_installed: WeakKeyDictionary[Any, Current] = WeakKeyDictionary()
+
+class TreeForward:
+    """Forward of one attention layer: that of its class, in which some global names are ours in calls with a plan."""
+
+    def __init__(self, layer: Any, names: dict[str, Any], slot: Slot) -> None:
+        self.layer, self.names, self.slot = layer, names, slot
+
+    def __call__(self, *given: Any, tree_call: TreeCall | None = None, **others: Any) -> Any:
+        """What the layer gives."""
+        self.slot.call, function = tree_call, type(self.layer).forward
+        if tree_call is None:
+            return function(self.layer, *given, **others)
+        call = LayerCall(tree_call, self.layer.layer_idx)
+        return rebound(function, self.names)(self.layer, *given, **others, tree_call=call)
 
 
-def install(module: Any, family: Family) -> Current:
+class CountExperts:
+    """Forward hook of a router: statistics of the semantic positions in calls with a plan.
+
+    They are computed in recomputation too, which has to save the same tensors.
+    """
+
+    def __init__(self, layer: int, router: Router, slot: Slot) -> None:
+        self.layer, self.router, self.slot = layer, router, slot
+
+    def __call__(self, _module: Any, _given: Any, output: tuple[Tensor, ...]) -> None:
+        """Counts."""
+        call = self.slot.call
+        if call is None:
+            return
+        logits, chosen = widen(output[0]), output[-1]
+        scores = logits.softmax(-1) if self.router.scoring == "softmax" else logits.sigmoid()
+        probability = scores / scores.sum(-1, keepdim=True)
+        call.count(self.layer, statistics(logits, Routing(chosen, scores, probability), call.plan.multiplicity))
+
+
+def install(module: Any, family: Family) -> None:
     """Make a model's layers run on compact rows in calls with a plan; without one they do what they did before.
 
-    The forward of each attention layer is that of its class, in which a few global names stand for our functions.
-    Routers get a forward hook. A model that has them already keeps its hooks.
+    Layers that have our hooks keep them, also those that came with a copy. Layers with a forward of their own keep it.
 
     Args:
         module: the causal language model.
         family: what it is.
 
-    Returns:
-        What `TreeCall.current` has to be.
+    Raises:
+        BackendError: a layer does not call what the family says.
     """
-    if module not in _installed:
-        current: Current = {}
-        modeling = family.modeling
-        table = {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions(modeling.ALL_ATTENTION_FUNCTIONS, current)}
-        for layer in module.model.layers.modules():
-            if type(layer).__name__ == family.full_layer:
-                layer.forward = MethodType(rebound(type(layer).forward, table), layer)
-            elif type(layer).__name__ == family.linear_layer:
-                index, conv, rule = layer.layer_idx, family.conv, family.delta_rule
-                names = {
-                    conv: tree_conv(index, _function(modeling, conv)),
-                    rule: tree_delta_rule(index, _function(modeling, rule), current),
-                }
-                layer.forward = MethodType(rebound(type(layer).forward, names), layer)
-        for index, router in routers_of(module, family):
-            router.register_forward_hook(_count(index, current, family.router))
-        _installed[module] = current
-    return _installed[module]
+    names_of: dict[str, dict[str, Any]] = {
+        family.full_layer: {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions},
+        family.linear_layer: {family.conv: tree_conv, family.delta_rule: delta_rule},
+    }
+    for index, layer in enumerate(module.model.layers):
+        fresh = [part for part in layer.modules() if _name(part) in names_of and "forward" not in vars(part)]
+        slot = Slot()
+        for part in fresh:
+            names = names_of[_name(part)]
+            rebound(type(part).forward, names)  # raises
+            part.forward = TreeForward(part, names, slot)
+        if fresh and family.router is not None:
+            for router in _of(layer, family.router.cls):
+                router.register_forward_hook(CountExperts(index, family.router, slot))
 
 
-def _function(modeling: Any, name: str) -> Any:
-    found = getattr(modeling, name, None)
-    if found is None:
-        raise BackendError(f"model: {modeling.__name__} has no {name}; its family is not served")
-    return found
+def own_forwards(module: Any, family: Family) -> list[str]:
+    """Names of the attention layers whose instance has a forward that is not ours."""
+    return [
+        f"{name} ({_name(part)})"
+        for name, part in module.named_modules()
+        if _name(part) in {family.full_layer, family.linear_layer}
+        and not isinstance(vars(part).get("forward"), TreeForward | None)
+    ]
 
 
 def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
-    """A copy of a function, under its decorators, in which some global names stand for something else.
+    """A copy of a function, without its decorators, in which some global names stand for something else.
 
     Raises:
         BackendError: the function does not use one of the names.
@@ -81,24 +111,13 @@ def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
     if family.router is None:
         return []
     return [
-        (index, part)
-        for index, layer in enumerate(module.model.layers)
-        for part in layer.modules()
-        if type(part).__name__ == family.router.cls
+        (index, router) for index, layer in enumerate(module.model.layers) for router in _of(layer, family.router.cls)
     ]
 
 
-def _count(layer: int, current: Current, router: Router | None) -> Any:
-    """Statistics of the semantic positions; computed in recomputation too, which has to save the same tensors."""
+def _of(layer: Any, cls: str) -> list[Any]:
+    return [part for part in layer.modules() if _name(part) == cls]
 
-    def hook(module: Any, given: Any, output: tuple[Tensor, ...]) -> None:
-        assert router is not None
-        call = current.get(layer)
-        if call is None:  # a call without a plan
-            return
-        logits, chosen = widen(output[0]), output[-1]
-        scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
-        probability = scores / scores.sum(-1, keepdim=True)
-        call.count(layer, statistics(logits, Routing(chosen, scores, probability), call.plan.multiplicity))
 
-    return hook
+def _name(part: Any) -> str:
+    return type(part).__name__

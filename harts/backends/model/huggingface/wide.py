@@ -37,4 +37,9 @@ def recomputation(dtype: torch.dtype) -> dict[str, Any]:
     """Arguments of gradient checkpointing: layers are computed again as they were, without reentrance."""
     if dtype != torch.float64:
         return {"use_reentrant": False}
-    return {"use_reentrant": False, "context_fn": lambda: (nullcontext(), Widened())}
+    return {"use_reentrant": False, "context_fn": _widened_again}
+
+
+def _widened_again() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Contexts of a checkpointed layer: forward has the call's, recomputation one of its own."""
+    return nullcontext(), Widened()

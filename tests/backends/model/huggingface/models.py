@@ -81,6 +81,11 @@ def wrapped(settings: HuggingFaceConfig) -> HuggingFace:
     return HuggingFace(settings, Naive(Naive.Config()), Sdpa(Sdpa.Config()))
 
 
+def handed_over(module: Any, **fields: Any) -> HuggingFace:
+    """The backend's model of a module of the caller's, over the two oracles."""
+    return HuggingFace(HuggingFaceConfig(**fields), Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
+
+
 def tiny(family: str, changes: dict[str, Any] | None = None, **fields: Any) -> HuggingFace:
     """A tiny model of the backend whose norms, biases and selection biases are not what they start at."""
     model = wrapped(config(family, changes, **fields))

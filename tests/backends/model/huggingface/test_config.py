@@ -17,7 +17,7 @@ from harts.backends.model.huggingface.families.bailing_hybrid import shapes
 from harts.backends.model.huggingface.family import family_named, family_of
 from harts.errors import BackendError, ConfigError
 from harts.registry import BUILT_IN, names, resolve
-from tests.backends.model.huggingface.models import CHUNK, FAMILIES, OVERRIDES, config, tiny, wrapped
+from tests.backends.model.huggingface.models import CHUNK, FAMILIES, OVERRIDES, config, handed_over, tiny, wrapped
 from tests.backends.model.huggingface.runs import compact, forest, relative
 from tests.parity.trees import layout_of
 
@@ -196,28 +196,26 @@ def test_every_model_type_belongs_to_one_family() -> None:
         assert family_of(kind) is family_named(name)
 
 
-def _handed_over(module: Any, **fields: Any) -> HuggingFace:
-    return HuggingFace(HuggingFaceConfig(**fields), Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
-
-
-def test_a_module_beside_a_family_is_refused() -> None:
-    with pytest.raises(BackendError, match="a model is handed over, and path or family asks for another one"):
-        _handed_over(tiny("qwen3_5").module, family="qwen3_5")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"family": "qwen3_5"}, "family"),
+        ({"family": "qwen3_5", "overrides": {"hidden_size": 8}}, "family, overrides"),
+        ({"path": "here", "seed": 0}, "path, seed"),
+        ({"experts": "grouped_mm", "dtype": "float32"}, "dtype, experts"),
+    ],
+)
+def test_a_module_beside_fields_that_make_another_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BackendError, match=f"a model is handed over, and {named} would make another one"):
+        handed_over(tiny("qwen3_5").module, **fields)
+    assert handed_over(tiny("qwen3_5").module, path=None, family=None, overrides={}).module
 
 
 def test_a_module_without_a_head_is_refused() -> None:
     with pytest.raises(BackendError, match="is a Qwen3_5TextModel, needed is a Qwen3_5ForCausalLM"):
-        _handed_over(tiny("qwen3_5").module.model)
+        handed_over(tiny("qwen3_5").module.model)
 
 
 def test_a_module_of_no_family_is_refused() -> None:
     with pytest.raises(ConfigError, match="no family has model_type 'None'"):
-        _handed_over(torch.nn.Linear(2, 2))
-
-
-def test_reentrant_checkpointing_of_a_module_is_refused() -> None:
-    module = tiny("qwen3_5").module
-    module.activation_checkpointing_enable()
-    with pytest.raises(BackendError, match="its gradient checkpointing is on; set recompute: full"):
-        _handed_over(module)
-    assert compact(_handed_over(module, recompute="full"), layout_of(forest(0), CHUNK)).loss.isfinite()
+        handed_over(torch.nn.Linear(2, 2))

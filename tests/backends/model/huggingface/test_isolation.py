@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import io
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -10,8 +13,8 @@ import torch
 from torch import Tensor
 
 from harts.backends.model.huggingface.family import Family, family_named
-from tests.backends.model.huggingface.models import CHUNK, FAMILIES, OVERRIDES, config, scramble, wrapped
-from tests.backends.model.huggingface.runs import compact, forest
+from tests.backends.model.huggingface.models import CHUNK, FAMILIES, OVERRIDES, config, handed_over, scramble, wrapped
+from tests.backends.model.huggingface.runs import compact, forest, gradients
 from tests.parity.trees import layout_of
 
 IDS = torch.tensor([[3, 5, 7, 11, 5, 3, 2, 9, 4], [4, 4, 8, 1, 2, 3, 20, 21, 22]])
@@ -39,13 +42,11 @@ def _logits(module: Any) -> Tensor:
     return found
 
 
-def _handed_over(module: Any) -> Any:
-    from harts.backends.full.sdpa import Sdpa
-    from harts.backends.linear.naive import Naive
-    from harts.backends.model.huggingface.backend import HuggingFace
-    from harts.backends.model.huggingface.config import HuggingFaceConfig
-
-    return HuggingFace(HuggingFaceConfig(), Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
+def _through_a_file(module: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def test_the_process_is_as_it_was(family: Family) -> None:
@@ -74,7 +75,7 @@ def test_calls_without_a_plan_do_what_they_did(family: Family) -> None:
     module = _plain(family)
     before, settings = _logits(module), module.config.to_dict()
     layout = layout_of(forest(0), CHUNK)
-    model = _handed_over(module)
+    model = handed_over(module)
     assert model.module is module
     assert module.config.to_dict() == settings
     assert torch.equal(_logits(module), before)
@@ -93,7 +94,7 @@ def test_generation_does_what_it_did(family: Family, monkeypatch: pytest.MonkeyP
     module = _plain(family).eval()
     how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
     before = module.generate(IDS, **how)
-    model = _handed_over(module)
+    model = handed_over(module)
     compact(model, layout_of(forest(0), CHUNK))
     assert torch.equal(module.generate(IDS, **how), before)
     assert not module.training  # a module that is handed over keeps its mode
@@ -113,11 +114,56 @@ def test_a_plain_call_between_forward_and_backward_changes_no_gradient(family: F
 
 def test_a_module_that_is_handed_over_twice_has_one_set_of_hooks(family: Family) -> None:
     module = _plain(family)
-    first = _handed_over(module)
+    first = handed_over(module)
     layers = {name: each.forward for name, each in module.named_modules() if "forward" in vars(each)}
     assert len(layers) == OVERRIDES[family.module]["num_hidden_layers"]
-    second = _handed_over(module)
+    second = handed_over(module)
     assert {name: each.forward for name, each in module.named_modules() if "forward" in vars(each)} == layers
     assert max(len(each._forward_hooks) for each in module.modules()) <= 1
     layout = layout_of(forest(0), CHUNK)
     assert torch.equal(compact(first, layout).loss, compact(second, layout).loss)
+
+
+@pytest.mark.parametrize(
+    ("copied", "recompute"),
+    [(copy.deepcopy, "none"), (copy.deepcopy, "full"), (_through_a_file, "none")],  # transformers cannot save "full"
+)
+def test_a_copy_is_a_model_of_its_own(family: Family, copied: Any, recompute: str) -> None:
+    """It is made while the first has a call in flight, and runs another batch before that one's backward pass."""
+    module, mine, other = _plain(family), layout_of(forest(0), CHUNK), layout_of(forest(1), CHUNK)
+    first = handed_over(module, recompute=recompute)
+    compact(first, mine).loss.backward()
+    wanted = gradients(module)
+    module.zero_grad()
+    found = compact(first, mine)
+    twin = copied(module)
+    assert [each.forward.slot.call for each in twin.modules() if "forward" in vars(each)] == [None] * 3
+    assert torch.equal(_logits(twin), _logits(module))
+    second = handed_over(twin, recompute=recompute)
+    alone = handed_over(_plain(family), recompute=recompute)
+    theirs = [compact(each, other) for each in (second, alone)]
+    for each in (*theirs, found):
+        each.loss.backward()
+    assert torch.equal(theirs[0].loss, theirs[1].loss)
+    for got, expected in ((module, wanted), (twin, gradients(alone.module))):
+        assert all(torch.equal(each, gradients(got)[name]) for name, each in expected.items())
+    assert max(len(each._forward_hooks) for each in twin.modules()) <= 1
+
+
+def test_plain_calls_keep_the_decorators_of_attention(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def counted(function: Any) -> Any:
+        @wraps(function)
+        def decorated(self: Any, *given: Any, **others: Any) -> Any:
+            called.append(self.layer_idx)
+            return function(self, *given, **others)
+
+        return decorated
+
+    for name in (family.linear_layer, family.full_layer):
+        cls = getattr(family.modeling, name)
+        monkeypatch.setattr(cls, "forward", counted(cls.forward))
+    model = handed_over(_plain(family))
+    _logits(model.module)
+    assert called == [0, 1, 2]

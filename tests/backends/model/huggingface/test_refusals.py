@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from harts.backends.model.huggingface import backend
+from harts.backends.model.huggingface.backend import HuggingFace
+from harts.backends.model.huggingface.call import LayerCall
 from harts.backends.model.huggingface.family import family_named
 from harts.backends.model.huggingface.functions import delta_rule, tree_attention
 from harts.errors import BackendError, InputError
-from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, tiny, wrapped
+from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, handed_over, tiny, wrapped
 from tests.backends.model.huggingface.runs import compact, forest, tensors
 from tests.parity.trees import layout_of
 
@@ -25,11 +30,15 @@ def _as_family(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(backend, "family_of", lambda _: changed)
 
 
+def _why_not(model: HuggingFace) -> list[str]:
+    return model.why_not(model.need(CHUNK))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("repeat_kv", r"Qwen3_5GatedDeltaNet.forward does not call repeat_kv; its family is not served"),
-        ("chunk_kimi_delta_attention", r"modeling_qwen3_5 has no chunk_kimi_delta_attention; its family"),
+        ("chunk_kimi_delta_attention", r"does not call chunk_kimi_delta_attention; its family is not served"),
     ],
 )
 def test_a_name_that_no_layer_calls_is_refused_when_the_model_is_built(
@@ -84,21 +93,21 @@ def test_experts_that_do_not_run_are_refused() -> None:
     ],
 )
 def test_attention_that_asks_for_more_is_refused(asks: dict[str, Any], text: str) -> None:
-    layer, x = SimpleNamespace(layer_idx=3), torch.zeros(1, 2, 5, 4)
+    x, call = torch.zeros(1, 2, 5, 4), LayerCall(None, 3)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match=rf"layer 3 \(SimpleNamespace\): asks for {text};"):
-        tree_attention(layer, x, x, x, None, tree_call=None, **asks)  # type: ignore[arg-type]
+        tree_attention(SimpleNamespace(), x, x, x, None, tree_call=call, **asks)
 
 
 def test_an_attention_mask_is_refused() -> None:
-    layer, x = SimpleNamespace(layer_idx=3), torch.zeros(1, 2, 5, 4)
+    x, call = torch.zeros(1, 2, 5, 4), LayerCall(None, 3)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match=r"layer 3 .*an attention mask"):
-        tree_attention(layer, x, x, x, torch.zeros(5, 5), tree_call=None)  # type: ignore[arg-type]
+        tree_attention(SimpleNamespace(), x, x, x, torch.zeros(5, 5), tree_call=call)
 
 
 def test_a_cache_of_states_is_refused() -> None:
-    x = torch.zeros(1, 5, 2, 4)
+    x, call = torch.zeros(1, 5, 2, 4), LayerCall(None, 4)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="layer 4: has a cache"):
-        delta_rule(x, x, x, g=x, beta=x[..., 0], layer=4, tree_call=None, output_final_state=True)  # type: ignore[arg-type]
+        delta_rule(x, x, x, g=x, beta=x[..., 0], tree_call=call, output_final_state=True)
 
 
 def test_dropout_of_one_layer_is_refused_by_its_name() -> None:
@@ -108,19 +117,55 @@ def test_dropout_of_one_layer_is_refused_by_its_name() -> None:
         compact(model, LAYOUT)
 
 
-def test_a_bias_of_the_short_convolution_is_refused() -> None:
-    model = tiny("kimi_linear")
-    conv = model.module.model.layers[2].self_attn.conv1d
-    conv.bias = torch.nn.Parameter(torch.zeros(conv.out_channels))
-    with pytest.raises(BackendError, match="layer 2: its short convolution has a bias"):
+@pytest.mark.parametrize("family", sorted(OVERRIDES))
+def test_another_short_convolution_is_refused(family: str) -> None:
+    model = tiny(family)
+    layers = [each for each in model.module.modules() if type(each).__name__ == model.family.linear_layer]
+    assert [each.layer_idx for each in layers] == [0, 2]
+    layers[0].activation = layers[1].activation = "gelu"
+    layers[1].conv1d.bias = torch.nn.Parameter(torch.zeros(layers[1].conv1d.out_channels))
+    assert _why_not(model) == [
+        "the short convolution of layers 0, 2 has activation gelu, not silu",
+        "the short convolution of layers 2 has a bias",
+    ]
+    with pytest.raises(BackendError, match="layer 0: its short convolution has activation gelu, not silu"):
+        compact(model, LAYOUT)
+    layers[0].activation = "silu"
+    with pytest.raises(BackendError, match="layer 2: its short convolution has a bias and activation gelu, not silu"):
         compact(model, LAYOUT)
 
 
-def test_another_activation_of_the_short_convolution_is_refused() -> None:
-    model = tiny("olmo_hybrid")
-    model.module.model.layers[0].linear_attn.activation = "gelu"
-    with pytest.raises(BackendError, match="layer 0: its short convolution has activation gelu"):
+@pytest.mark.parametrize("family", sorted(OVERRIDES))
+def test_attention_with_a_forward_of_its_own_is_refused_and_kept(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = family_named(family)
+    for each in (described.delta_rule, described.conv):  # in torch, also where FLA is installed
+        monkeypatch.setattr(described.modeling, each, inspect.unwrap(getattr(described.modeling, each)))
+    module = tiny(family).module
+    (name, layer), (other, _) = [
+        (name, each) for name, each in module.named_modules() if vars(each).pop("forward", None)
+    ][:2]
+    layer.forward = own = partial(type(layer).forward, layer)
+    model = handed_over(module)
+    assert _why_not(model) == [
+        f"layers with a forward of their own, which does not know the plan: {name} ({type(layer).__name__})"
+    ]
+    assert layer.forward is own
+    assert vars(module.get_submodule(other))["forward"]
+    with pytest.raises(BackendError, match="did not run on compact rows: 0"):
         compact(model, LAYOUT)
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout, nn.AlphaDropout, nn.Dropout1d])
+def test_dropout_anywhere_is_refused_by_its_path(dropout: type[nn.Module]) -> None:
+    model = tiny("qwen3_5")
+    layers = model.module.model.layers
+    layers[1].mlp.up_proj = nn.Sequential(layers[1].mlp.up_proj, dropout(0.25))
+    layers[2].mlp.drop = dropout(0.0)
+    assert _why_not(model) == ["dropout in model.layers.1.mlp.up_proj.1 (p 0.25); a shared row has one outcome"]
+    for layer in layers:
+        layer.drop = dropout(0.5)
+    paths = "model.layers.0.drop (p 0.5), model.layers.1.mlp.up_proj.1 (p 0.25), model.layers.1.drop (p 0.5)"
+    assert _why_not(model) == [f"dropout in {paths} and 1 more; a shared row has one outcome"]
 
 
 @pytest.mark.parametrize(
@@ -141,20 +186,55 @@ def test_a_model_says_why_it_cannot_serve(
     family: str, changes: dict[str, Any], fields: dict[str, Any], text: str
 ) -> None:
     model = wrapped(config(family, changes, **fields))
-    (reason,) = model.why_not(model.need(CHUNK))
+    (reason,) = _why_not(model)
     assert text in reason
 
 
-def test_a_head_with_a_bias_is_refused() -> None:
+class _Adapted(nn.Module):
+    """As libraries of adapters wrap a head: it shows the weight of what it wraps."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = 2.0 * self.base(x)
+        return logits
+
+
+def _hook(module: Any, *_: Any) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lm: setattr(lm, "lm_head", _Adapted(lm.lm_head)), "is a _Adapted, not a torch.nn.Linear"),
+        (lambda lm: setattr(lm.lm_head, "bias", nn.Parameter(torch.zeros(24))), "has a bias"),
+        (lambda lm: lm.lm_head.register_forward_hook(_hook), "has hooks, which would not be called"),
+        (lambda lm: lm.lm_head.register_forward_pre_hook(_hook), "has hooks, which would not be called"),
+        (lambda lm: lm.lm_head.register_full_backward_hook(_hook), "has hooks, which would not be called"),
+        (lambda lm: lm.lm_head.register_full_backward_pre_hook(_hook), "has hooks, which would not be called"),
+        (lambda lm: setattr(lm.lm_head, "forward", _hook), "has a forward of its own, which would not be called"),
+    ],
+)
+def test_a_head_that_is_more_than_its_weight_is_refused(change: Any, reason: str) -> None:
     model = tiny("qwen3_5")
-    model.module.lm_head.bias = torch.nn.Parameter(torch.zeros(OVERRIDES["qwen3_5"]["vocab_size"]))
-    assert model.why_not(model.need(CHUNK)) == ["its LM head has a bias"]
+    assert model.head_weight() is model.module.lm_head.weight
+    change(model.module)
+    assert _why_not(model) == [f"its LM head {reason}"]
+    with pytest.raises(BackendError, match=f"model: its LM head {reason}"):
+        model.head_weight()
 
 
 @pytest.mark.parametrize("family", sorted(OVERRIDES))
 def test_unchanged_models_serve(family: str) -> None:
     model = tiny(family)
-    assert not model.why_not(model.need(CHUNK))
+    assert not _why_not(model)
 
 
 def test_a_token_outside_the_vocabulary_is_named() -> None:

@@ -1,0 +1,79 @@
+"""Why a model cannot run on compact rows, as far as it can be told before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from harts.backends.model.huggingface.family import Family
+from harts.backends.model.huggingface.functions import conv_faults
+from harts.backends.model.huggingface.hooks import own_forwards
+
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+"""Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Of a module, in torch."""
+
+
+def refusals(module: Any, family: Family) -> list[str]:
+    """Every reason.
+
+    Args:
+        module: the causal language model.
+        family: what it is.
+    """
+    settings = module.config
+    found = []
+    if getattr(settings, "attention_dropout", 0.0):
+        found.append(f"attention_dropout is {settings.attention_dropout}; a shared row has one outcome")
+    found += [
+        f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
+        for kind in sorted(_rope_types(settings) & LENGTH_DEPENDENT)
+    ]
+    if names := own_forwards(module, family):
+        found.append(f"layers with a forward of their own, which does not know the plan: {few(names)}")
+    return found + _dropouts(module) + _convolutions(module, family) + head_faults(module.get_output_embeddings())
+
+
+def head_faults(head: Any) -> list[str]:
+    """Why an LM head is more than its weight, which is all that is read of it."""
+    found = []
+    if type(head) is not nn.Linear:
+        found.append(f"its LM head is a {type(head).__name__}, not a torch.nn.Linear")
+    if getattr(head, "bias", None) is not None:
+        found.append("its LM head has a bias")
+    if "forward" in vars(head):
+        found.append("its LM head has a forward of its own, which would not be called")
+    if any(vars(head)[hooks] for hooks in HOOKS):
+        found.append("its LM head has hooks, which would not be called")
+    return found
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def _dropouts(module: Any) -> list[str]:
+    names = [f"{name} (p {part.p})" for name, part in module.named_modules() if isinstance(part, _DropoutNd) and part.p]
+    return [f"dropout in {few(names)}; a shared row has one outcome"] if names else []
+
+
+def _convolutions(module: Any, family: Family) -> list[str]:
+    layers: dict[str, list[str]] = {}
+    for layer in module.model.layers.modules():
+        if type(layer).__name__ == family.linear_layer:
+            for fault in conv_faults(layer.conv1d.bias, layer.activation):
+                layers.setdefault(fault, []).append(str(layer.layer_idx))
+    return [f"the short convolution of layers {few(names)} has {fault}" for fault, names in layers.items()]
+
+
+def _rope_types(settings: Any) -> set[Any]:
+    """Of all layers: there is one set of parameters, or one for each kind of layer."""
+    told = getattr(settings, "rope_parameters", None) or {}
+    return {each.get("rope_type") for each in (told, *told.values()) if isinstance(each, dict)}
