@@ -36,7 +36,8 @@ def refusals(module: Any, family: Family) -> list[str]:
     ]
     if names := own_forwards(module, family):
         found.append(f"layers with a forward of their own, which does not know the plan: {few(names)}")
-    return found + _dropouts(module) + _convolutions(module, family) + head_faults(module.get_output_embeddings())
+    found += _dropouts(module) + _convolutions(module, family) + _bypassed(module, "the model")
+    return found + head_faults(module.get_output_embeddings())
 
 
 def head_faults(head: Any) -> list[str]:
@@ -46,11 +47,13 @@ def head_faults(head: Any) -> list[str]:
         found.append(f"its LM head is a {type(head).__name__}, not a torch.nn.Linear")
     if getattr(head, "bias", None) is not None:
         found.append("its LM head has a bias")
-    if "forward" in vars(head):
-        found.append("its LM head has a forward of its own, which would not be called")
-    if any(vars(head)[hooks] for hooks in HOOKS):
-        found.append("its LM head has hooks, which would not be called")
-    return found
+    return found + _bypassed(head, "its LM head")
+
+
+def _bypassed(part: Any, name: str) -> list[str]:
+    """What belongs to calls of a module that is not called: its parts are."""
+    found = [f"{name} has a forward of its own, which would not be called"] if "forward" in vars(part) else []
+    return found + ([f"{name} has hooks, which would not be called"] if any(vars(part)[each] for each in HOOKS) else [])
 
 
 def few(names: Sequence[str]) -> str:

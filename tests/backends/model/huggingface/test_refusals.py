@@ -231,6 +231,20 @@ def test_a_head_that_is_more_than_its_weight_is_refused(change: Any, reason: str
         model.head_weight()
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lm: lm.register_forward_hook(_hook), "has hooks, which would not be called"),
+        (lambda lm: setattr(lm, "forward", _hook), "has a forward of its own, which would not be called"),
+    ],
+)
+def test_what_belongs_to_calls_of_the_whole_model_is_refused(change: Any, reason: str) -> None:
+    """Its parts are called, so that a wrapper for mixed precision, for instance, would have no effect."""
+    model = tiny("qwen3_5")
+    change(model.module)
+    assert _why_not(model) == [f"the model {reason}"]
+
+
 @pytest.mark.parametrize("family", sorted(OVERRIDES))
 def test_unchanged_models_serve(family: str) -> None:
     model = tiny(family)
