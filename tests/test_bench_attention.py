@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +20,8 @@ from harts.backends.plan_tensors import AttentionViews
 from harts.registry import BUILT_IN
 from harts.schema import StageConfig
 from tests.backends.full.forests import dense, views_of, visibility
+from tests.scripts import script
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
 DEVICE = ["--device", "cpu", "--dtype", "float32", "--scale", "0.02", "--repeats", "2"]
 TINY = [*DEVICE, "--heads", "2", "--kv-heads", "1", "--key-dim", "24", "--value-dim", "16"]
 SAMPLES, SEED = 40, 0
@@ -117,9 +116,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """The command, which is a script beside its modules."""
-    sys.path.insert(0, str(TOOLS))
-    yield importlib.import_module("bench_attention")
-    sys.path.remove(str(TOOLS))
+    with script("bench_attention") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

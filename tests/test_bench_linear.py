@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +18,9 @@ from torch import Tensor
 from harts.backends.linear.naive import Naive
 from harts.backends.plan_tensors import PackedCall, build_plan_tensors
 from harts.registry import BUILT_IN
+from tests.scripts import script
 from tests.shared import shared_data
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
 TINY = ["--device", "cpu", "--dtype", "float32", "--heads", "2", "--value-heads", "4", "--key-dim", "16"]
 TINY += ["--value-dim", "8", "--scale", "0.02", "--repeats", "2", "--tolerance", "1e-5"]
 
@@ -61,9 +60,8 @@ def broken_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """The command, which is a script beside its modules."""
-    sys.path.insert(0, str(TOOLS))
-    yield importlib.import_module("bench_linear")
-    sys.path.remove(str(TOOLS))
+    with script("bench_linear") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import random
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.linear.naive import Naive
-from harts.backends.plan_tensors import AttentionViews, PlanTensors
+from harts.backends.plan_tensors import AttentionViews, PlanTensors, attention_views
 from harts.errors import ConfigError, InputError
 from harts.registry import BUILT_IN
+from tests.scripts import TOOLS, script
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
 SMALL = ["--model", "reference", "--set", "model.vocab_size=64", "--set", "call_plan.chunk_size=16", "--repeats", "2"]
 CAPACITY = ["--capacity", "240"]
 
@@ -50,9 +49,8 @@ class _NoStates(Naive):
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """The command, which is a script beside its modules."""
-    sys.path.insert(0, str(TOOLS))
-    yield importlib.import_module("bench_step")
-    sys.path.remove(str(TOOLS))
+    with script("bench_step") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +202,7 @@ def test_both_sides_of_a_cut_hold_the_same_trajectories(part, tiny):
         trees = [each.layout.plan.tree for each in side.microbatches]
         assert sorted(np.concatenate([tree.key for tree in trees]).tolist()) == wanted.tolist()
         assert max(each.rows for each in side.microbatches) <= 240
+        assert side.pairs == sum(attention_views(each.layout, "cpu").pairs for each in side.microbatches)
         assert sum(float(each.weight.sum()) for each in side.microbatches) == pytest.approx(1.0)
         for each, tree in zip(side.microbatches, trees, strict=True):
             each.layout.verify()

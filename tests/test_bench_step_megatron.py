@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_bench_step import TOOLS, with_tiny_set
+from tests.scripts import TOOLS, script
+from tests.test_bench_step import with_tiny_set
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'harts[megatron]'")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs on the host, and Megatron takes the GPU")
@@ -37,9 +38,8 @@ PARTS = [
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(TOOLS))
-    yield importlib.import_module("bench_step")
-    sys.path.remove(str(TOOLS))
+    with script("bench_step") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -11,3 +11,11 @@ def has_cuda(name: str) -> bool:
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     return device.index is None or device.index < torch.cuda.device_count()
+
+
+def capability(device: str) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device; none for another device or one that is not here."""
+    if not has_cuda(device):
+        return None
+    found: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return found

@@ -159,7 +159,7 @@ def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -
     def put(array: Any) -> Tensor:
         return place(np.asarray(array, dtype=np.int64), device)
 
-    plan = layout.plan
+    plan, largest = layout.plan, int(layout.input_ids.argmax())
     return PlanTensors(
         rows=layout.rows,
         chunk_size=plan.chunk_size,
@@ -172,7 +172,7 @@ def build_plan_tensors(layout: CompactLayout, device: str, dtype: torch.dtype) -
         rounds=tuple(_round(layout, index) for index in range(plan.rounds)),
         num_states=len(plan.state_sequence),
         views=attention_views(layout, device),
-        largest_token=(int(layout.input_ids.argmax()), int(layout.input_ids.max())),
+        largest_token=(largest, int(layout.input_ids[largest])),
     )
 
 

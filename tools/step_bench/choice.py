@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from harts.ir import SegmentTree
-from harts.ir.base import Float64, Int64
+from harts.ir.base import Float64
+from step_bench.steps import pairs, triangles
 
 
 def chosen(trees: Sequence[SegmentTree], count: int | None, replicas: int = 1) -> list[int]:
@@ -37,12 +38,7 @@ def chosen(trees: Sequence[SegmentTree], count: int | None, replicas: int = 1) -
 
 def _sizes(tree: SegmentTree) -> tuple[int, int, int, int]:
     """S, C, and pairs of a query and a key that it sees: trajectory by trajectory, and shared."""
-    length = tree.columns.length
-    return tree.semantic_tokens, len(tree.tokens), _triangles(length), _triangles(tree.end) - _triangles(tree.start)
-
-
-def _triangles(length: Int64) -> int:
-    return int((length * (length + 1) // 2).sum())
+    return tree.semantic_tokens, len(tree.tokens), triangles(tree.columns.length), pairs(tree)
 
 
 def _off(sums: Float64, whole: Float64) -> Float64:

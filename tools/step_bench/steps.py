@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harts.backends.plan_tensors import attention_views
 from harts.errors import InputError
 from harts.ir import CompactLayout, PerMicrobatch, RolloutBatch, SegmentTree
 from harts.ir.base import Float64, Int64
@@ -58,7 +57,7 @@ class Side(NamedTuple):
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key that it sees, of one head of one layer, of all microbatches."""
-        return sum(attention_views(each.layout, "cpu").pairs for each in self.microbatches)
+        return sum(pairs(each.layout.plan.tree) for each in self.microbatches)
 
     @property
     def padded_rows(self) -> int:
@@ -111,6 +110,16 @@ class Cut(NamedTuple):
     def compression(self) -> float:
         """S / C."""
         return self.flat.rows / self.ours.rows
+
+
+def pairs(tree: SegmentTree) -> int:
+    """Pairs of a query and a key that it sees: a token sees itself and all before it on its path."""
+    return triangles(tree.end) - triangles(tree.start)
+
+
+def triangles(length: Int64) -> int:
+    """Pairs of trajectories of some lengths, each by itself."""
+    return int((length * (length + 1) // 2).sum())
 
 
 def plan(pipeline: Pipeline, batch: RolloutBatch) -> Planned:

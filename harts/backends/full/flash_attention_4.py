@@ -7,7 +7,8 @@ from importlib import import_module
 from torch import Tensor
 
 from harts.backends.base import Need
-from harts.backends.full.packed import Expanding, capability, import_faults, machine_faults, packed_views
+from harts.backends.devices import capability
+from harts.backends.full.packed import Expanding, import_faults, machine_faults, packed_views
 from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig
 

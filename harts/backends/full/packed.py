@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
-from harts.backends.devices import has_cuda
+from harts.backends.devices import capability
 from harts.backends.full.costs import pass_flops
 from harts.backends.full.expand import expand, lie_in_order
 from harts.backends.full.made_again import Recipe, made_again
@@ -191,14 +191,6 @@ def shape_faults(need: Need) -> list[str]:
     if need.dtype in DTYPES:
         return head_faults(need)
     return [f"the dtype {need.dtype} is not one of {', '.join(map(str, DTYPES))}", *head_faults(need)]
-
-
-def capability(device: str) -> tuple[int, int] | None:
-    """Compute capability of a CUDA device; none for another device or one that is not here."""
-    if not has_cuda(device):
-        return None
-    found: tuple[int, int] = torch.cuda.get_device_capability(device)
-    return found
 
 
 def machine_faults(need: Need, least: tuple[int, int]) -> list[str]:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import Need
+from harts.backends.devices import capability
 from harts.backends.full.packed import (
     Expanding,
     PackedViews,
-    capability,
     import_faults,
     machine_faults,
     packed_views,

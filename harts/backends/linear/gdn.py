@@ -7,10 +7,11 @@ from typing import ClassVar
 import triton
 
 from harts.backends.base import Need
+from harts.backends.devices import capability
 from harts.backends.linear.tree.backend import TreeBackend
 from harts.backends.linear.tree.gdn_chunks import KERNELS, GdnChunks
 from harts.backends.linear.tree.launch import Launcher
-from harts.backends.linear.tree.machine import capability, version
+from harts.backends.linear.tree.machine import version
 from harts.backends.linear.tree.rule import Rule
 from harts.backends.linear.tree.states import KERNELS as STATE_KERNELS
 

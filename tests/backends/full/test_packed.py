@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harts.backends.full.packed import capability, import_faults, machine_faults, packed_views, tile_pairs
+from harts.backends.devices import capability
+from harts.backends.full.packed import import_faults, machine_faults, packed_views, tile_pairs
 from harts.backends.full.sdpa import Sdpa
 from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig

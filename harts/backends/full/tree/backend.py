@@ -6,9 +6,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
+from harts.backends.devices import capability
 from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.flash_attention_4 import HOPPER, MODULE
-from harts.backends.full.packed import capability, import_faults, machine_faults, shape_faults
+from harts.backends.full.packed import import_faults, machine_faults, shape_faults
 from harts.backends.full.tree.plan import TILE_QUERIES, TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
 
