@@ -116,9 +116,10 @@ def test_the_whole_command_adds_up(bench, capsys, shared):
         assert each["gradient_norm"]["HARTS"] == pytest.approx(each["gradient_norm"]["flat"])
         assert each["memory_bytes"] == {}
         _times_add_up(each)
-        assert each["breakdown"]["pair_ratio"] <= each["breakdown"]["compression"]
+        assert sides["flat"]["pairs"] / sides["HARTS"]["pairs"] <= cut["compression"]
     shared_prefixes, unshared = found["results"]
-    assert unshared["ratios"]["conversion that pairs allow"] == unshared["breakdown"]["pair_ratio"] == 1
+    assert unshared["sides"]["flat"]["pairs"] == unshared["sides"]["HARTS"]["pairs"]
+    assert unshared["ratios"]["conversion that pairs allow"] == pytest.approx(1)
     assert shared_prefixes["ratios"]["conversion that pairs allow"] < 1
     assert shared_prefixes["cut"]["compression"] > 2
     assert unshared["cut"]["compression"] == 1
@@ -237,15 +238,16 @@ def _tree(*paths: int, shared: int = 0) -> Any:
 
 
 def test_a_cut_stands_for_its_step(part):
-    """S / C of slots is 1, 1.82, 1, 3.17 and 1.6, together 1.91; pairs are 1, 1.68, 1, 2.67 and 1.40, together 1.86."""
+    """S / C of slots is 1, 1.82, 1, 3.17 and 1.6, together 1.91; pairs are 1, 1.68, 1, 2.67 and 1.40, together 1.86;
+    rows are 10, 110, 100, 101 and 50, on average 74."""
     trees = [_tree(10), _tree(100, 100, shared=90), _tree(50, 50)]
     trees += [_tree(80, 80, 80, 80, shared=73), _tree(40, 40, shared=30)]
     choice = part("choice")
-    whole = np.array([choice._sizes(tree) for tree in trees]).sum(0)
-    assert whole.tolist() == [710, 371, 27_305, 14_642]
+    sizes = np.array([choice._sizes(tree) for tree in trees])
+    assert sizes.sum(0).tolist() == [710, 371, 27_305, 14_642]
 
     def off(members: list[int]) -> float:
-        return float(choice._off(np.array([choice._sizes(trees[i]) for i in members]).sum(0), whole))
+        return float(choice._off(sizes[members].mean(0), sizes.mean(0)))
 
     assert choice.chosen(trees, 1) == [1]
     for count in (2, 3, 4):
@@ -420,10 +422,13 @@ def test_parts_are_known_by_their_classes(part):
 
 
 def test_conversion_that_pairs_allow(part):
-    """A fifth of flat's time gains 2, the rest 4: 1 / (0.8 / 4 + 0.2 / 2) of 4."""
-    flat = {"attention": {"forward": 0.5, "backward": 1.5}, "norms": {"forward": 8.0}}
-    found = part("requirements")._by_pairs(4.0, 2.0, {"flat": flat, "HARTS": {}})
-    assert found == pytest.approx(1 / (0.8 / 4 + 0.2 / 2) / 4)
+    """A fifth of flat's time gains 2, the rest 4: 1 / (0.8 / 4 + 0.2 / 2) of 4; times are of a half of it."""
+    seconds = {"attention": {"forward": 0.5, "backward": 1.5}, "norms": {"forward": 8.0}}
+    timed = {"flat": {"rows": 800, "pairs": 6000}, "HARTS": {"rows": 200, "pairs": 3000}}
+    half = {"rows": {"flat": 400}, "pairs": {"flat": 3000}, "seconds": {"flat": seconds}}
+    assert part("requirements")._by_pairs(timed, half) == pytest.approx(1 / (0.8 / 4 + 0.2 / 2) / 4)
+    # of a half with a quarter of the pairs: flat is 16 of rows and 8 of pairs, ours a quarter and a half of that
+    assert part("requirements")._by_pairs(timed, half | {"pairs": {"flat": 1500}}) == pytest.approx(24 / 8 / 4)
 
 
 def test_requirements_follow_from_medians(part):

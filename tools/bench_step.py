@@ -15,7 +15,7 @@ Models: ling, ling_megatron, qwen3_next, dense, reference (pipeline files in too
 pipeline file whose ingest stage is `batch`. Workloads: claude, a generated step of 1,551 trajectories and 42 M tokens;
 none, two microbatches of eight trajectories without sharing; synthetic, the rollouts of the repository; and the sets of
 the shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches of each replica that are
-together nearest to the whole step in S / C and in the ratio of pairs.
+together nearest to the whole step in S / C, in the ratio of pairs, and in rows of a microbatch.
 
 Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
 and wider, bounds are those of the package. In 16 bits they are what the flat run differs from itself in other

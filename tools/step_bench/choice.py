@@ -12,7 +12,8 @@ from step_bench.steps import pairs, triangles
 
 
 def chosen(trees: Sequence[SegmentTree], count: int | None, replicas: int = 1) -> list[int]:
-    """Slots that are together nearest to the whole step, in S / C and in how many times fewer pairs attention has.
+    """Slots that are together nearest to the whole step: in S / C, in how many times fewer pairs attention has, and in
+    compact rows of a slot.
 
     The first ones of a plan would not do: they are the heaviest, single trajectories of the full capacity. Slots are
     added one by one, each the best beside those that are there, then exchanged while that brings them nearer.
@@ -41,23 +42,24 @@ def _sizes(tree: SegmentTree) -> tuple[int, int, int, int]:
     return tree.semantic_tokens, len(tree.tokens), triangles(tree.columns.length), pairs(tree)
 
 
-def _off(sums: Float64, whole: Float64) -> Float64:
-    """Distance of sums [..., 4] from the step in both ratios."""
-    ratio = np.log(sums / whole)
-    off: Float64 = np.hypot(ratio[..., 0] - ratio[..., 1], ratio[..., 2] - ratio[..., 3])
+def _off(means: Float64, step: Float64) -> Float64:
+    """Distance of some slots from all of them, of means over slots [..., 4]: in both ratios, and in rows."""
+    ratio = np.log(means / step)
+    apart = (ratio[..., 0] - ratio[..., 1], ratio[..., 2] - ratio[..., 3], ratio[..., 1])
+    off: Float64 = np.linalg.norm(np.stack(apart), axis=0)
     return off
 
 
 def _best(sizes: Float64, slots: Sequence[int]) -> tuple[int, float]:
     """The slot to add to some, and how far off they are then."""
-    off = _off(sizes[list(slots)].sum(0) + sizes, sizes.sum(0))
+    off = _off((sizes[list(slots)].sum(0) + sizes) / (len(slots) + 1), sizes.mean(0))
     off[list(slots)] = np.inf
     return int(off.argmin()), float(off.min())
 
 
 def _exchanged(sizes: Float64, slots: list[int]) -> bool:
     """Exchange a slot for another one if that brings them nearer."""
-    now = float(_off(sizes[slots].sum(0), sizes.sum(0)))
+    now = float(_off(sizes[slots].mean(0), sizes.mean(0)))
     for i, slot in enumerate(slots):
         others = slots[:i] + slots[i + 1 :]
         best, off = _best(sizes, others)

@@ -66,8 +66,8 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         clock = Clock(settings.device)
         seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
         told["breakdown"] = {
-            "compression": part.compression,
-            "pair_ratio": part.flat.pairs / part.ours.pairs,
+            "rows": {side.name: side.rows for side in (part.ours, part.flat)},
+            "pairs": {side.name: side.pairs for side in (part.ours, part.flat)},
             "seconds": seconds,
         }
         if PROCESSES > 1 and clock.cuda:

@@ -46,7 +46,7 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         "loss difference, timed": told["timed_loss_difference"],
     }
     if "breakdown" in told:
-        found["conversion that pairs allow"] = _by_pairs(**told["breakdown"])
+        found["conversion that pairs allow"] = _by_pairs(told["sides"], told["breakdown"])
     memory = told["memory_bytes"]
     if memory:
         rows = told["sides"]["HARTS"]["fullest"] / told["sides"]["flat"]["fullest"]
@@ -56,11 +56,18 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _by_pairs(compression: float, pair_ratio: float, seconds: dict[str, dict[str, dict[str, float]]]) -> float:
-    """Conversion if attention gained as many times as it has fewer pairs, and all else as there are fewer rows."""
-    parts = {part: sum(phases.values()) for part, phases in seconds["flat"].items()}
-    attention = parts.get(ATTEND, 0.0) / sum(parts.values())
-    return 1.0 / (1.0 - attention + attention * compression / pair_ratio)
+def _by_pairs(sides: dict[str, dict[str, int]], breakdown: dict[str, Any]) -> float:
+    """Conversion if attention gained as many times as it has fewer pairs, and all else as there are fewer rows.
+
+    Args:
+        sides: rows and pairs of what was timed.
+        breakdown: seconds of flat, of some of it; attention takes them for pairs, all else for rows.
+    """
+    parts = {part: sum(phases.values()) for part, phases in breakdown["seconds"]["flat"].items()}
+    attention = parts.get(ATTEND, 0.0) / breakdown["pairs"]["flat"]
+    rest = (sum(parts.values()) - parts.get(ATTEND, 0.0)) / breakdown["rows"]["flat"]
+    ours, flat = (attention * sides[side]["pairs"] + rest * sides[side]["rows"] for side in ("HARTS", "flat"))
+    return flat / ours / (sides["flat"]["rows"] / sides["HARTS"]["rows"])
 
 
 def requirements(workload: str, found: dict[str, float]) -> list[dict[str, Any]]:

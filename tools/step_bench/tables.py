@@ -115,7 +115,7 @@ def _breakdown(told: dict[str, Any]) -> list[str]:
             shown = [1e3 * each[phase] for phase in PHASES]
             lines.append(_line(part, *(f"{ms:,.2f}" for ms in (*shown, sum(shown)))))
         lines.append("")
-    compression = told["compression"]
+    compression = told["rows"]["flat"] / told["rows"]["HARTS"]
     lines.append(_line(f"ms, S / C {compression:.3f}", *SIDES, "flat / HARTS", "over S / C", "lost"))
     both = [_with_sum(told["seconds"][side]) for side in SIDES]
     for part in dict.fromkeys([*both[1], *both[0]]):
