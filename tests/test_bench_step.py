@@ -173,6 +173,11 @@ def test_progress_and_tables_are_for_people(bench, capsys, shared):
     assert "parity holds (microbatches: 1 of HARTS, 1 of flat)" in heard.out
     assert "1 - cosine of logits, 5 positions" in heard.out
     assert "none: repeat 2 of 2, flat" in heard.err
+    assert "ms of flat, same trajectories" in heard.out
+    assert bench.main([*SMALL, *arguments, "--no-breakdown"]) == 0
+    heard = capsys.readouterr()
+    assert "F/B/Grad speedup" in heard.out
+    assert "ms of flat, same trajectories" not in heard.out + heard.err
 
 
 def test_what_cannot_run_is_refused(bench, capsys, shared, tmp_path):

@@ -120,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     add("--parity", type=positive, default=1, metavar="N", help="microbatches that are compared; default: 1")
     add("--samples", type=positive, default=256, help="positions whose logits are compared")
     add("--repeats", type=positive, default=3, help="timed runs of each side")
+    add("--no-breakdown", dest="breakdown", action="store_false", help="leave out the breakdown, which takes two runs")
     add("--dtype", choices=("bfloat16", "float32", "float64"), help="of the model; default: the file's")
     add("--device", help="as torch names it; default: the file's")
     add("--set", action="append", default=[], metavar="A.B=C", help="replace a value of the file; may be repeated")
@@ -153,7 +154,15 @@ def _parameters(loaded: Loaded) -> dict[str, int]:
 def _measured(name: str, loaded: Loaded, given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     pipeline = loaded.pipeline
     partition: Any = pipeline.settings.components["partition"].config
-    settings = Settings(pipeline.env.device, given.microbatches, given.parity, given.samples, given.repeats, given.seed)
+    settings = Settings(
+        pipeline.env.device,
+        given.microbatches,
+        given.parity,
+        given.samples,
+        given.repeats,
+        given.breakdown,
+        given.seed,
+    )
     capacity = partition.capacity or sys.maxsize
     batch = rollouts(name, given.shared, given.seed, pipeline.env.model.vocabulary, capacity)
     found = {

@@ -34,6 +34,7 @@ class Settings(NamedTuple):
     samples: int
     """Positions whose logits are compared."""
     repeats: int
+    breakdown: bool
     seed: int
 
 
@@ -62,15 +63,11 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
     told["parity"] = _parity(pipeline, planned, part, settings)
     if not told["parity"]["faults"]:
         told |= _timed(name, pipeline, made, settings, progress)
-        progress.tell(f"{name}: breakdown")
-        clock = Clock(settings.device)
-        seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
-        told["breakdown"] = {
-            "rows": {side.name: side.rows for side in (part.ours, part.flat)},
-            "pairs": {side.name: side.pairs for side in (part.ours, part.flat)},
-            "seconds": seconds,
-        }
-        if PROCESSES > 1 and clock.cuda:
+        if settings.breakdown:
+            progress.tell(f"{name}: breakdown")
+            told["breakdown"] = _breakdown(pipeline, part, loaded, Clock(settings.device))
+        if PROCESSES > 1 and Clock(settings.device).cuda:
+            progress.tell(f"{name}: communication")
             told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)
     told["requirements"] = requirements(name, told["ratios"])
@@ -81,6 +78,15 @@ def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings)
     sample = sampled(planned.batch.columns.length, part.keys, settings.samples, settings.seed)
     found = parity(pipeline, part, repacked(pipeline, planned.batch, part), sample, settings.seed)
     return found | {"microbatches": len(part.ours.microbatches), "flat_microbatches": len(part.flat.microbatches)}
+
+
+def _breakdown(pipeline: Pipeline, part: Cut, loaded: Loaded, clock: Clock) -> dict[str, Any]:
+    sides = (part.ours, part.flat)
+    return {
+        "rows": {side.name: side.rows for side in sides},
+        "pairs": {side.name: side.pairs for side in sides},
+        "seconds": {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in sides},
+    }
 
 
 def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:

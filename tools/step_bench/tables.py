@@ -15,8 +15,9 @@ def text(told: dict[str, Any]) -> str:
     """One workload."""
     lines = [_title(told), "", *_plan(told), "", *_parity(told["parity"])]
     if "seconds" in told:
-        lines += ["", *_seconds(told), "", *_ratios(told), *_memory(told), *_processes(told), ""]
-        lines += _breakdown(told["breakdown"])
+        lines += ["", *_seconds(told), "", *_ratios(told), *_memory(told), *_processes(told)]
+    if "breakdown" in told:
+        lines += ["", *_breakdown(told["breakdown"])]
     return "\n".join(lines)
 
 
