@@ -76,7 +76,7 @@ def branch(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         last_first = q_l.flip(2), k_n, v_n
         out = functional.scaled_dot_product_attention(*last_first, attn_mask=mask, scale=scale, enable_gqa=grouped)
         out = out.flip(2)
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 def reversed_mask(queries: int, keys: int, like: Tensor) -> Tensor:

@@ -51,5 +51,5 @@ def test_gradients_repeat_their_bits_on_a_gpu():
     upstream = torch.randn(len(gather), 16, 128, device="cuda").bfloat16()
     first, *others = [torch.autograd.grad(gather_rows(x, plan), x, upstream)[0] for _ in range(10)]
     assert all(torch.equal(first, other) for other in others)
-    wanted = torch.zeros(x.shape, dtype=torch.float64, device="cuda").index_add_(0, gather, upstream.double())
+    wanted = torch.zeros(x.shape, dtype=torch.float64, device="cuda").index_add_(0, gather.cuda(), upstream.double())
     assert float((first.double() - wanted).norm() / wanted.norm()) < 3e-3

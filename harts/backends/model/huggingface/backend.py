@@ -99,7 +99,7 @@ class HuggingFace(Model):
                 use_cache=False,
                 **{ARGUMENT: call},
             )
-        hidden, counted = output.last_hidden_state[0], call.end()
+        hidden, counted = output.last_hidden_state.squeeze(0), call.end()
         self._check_layers(call.ran, set(counted))
         check_graphs(counted, self.module, self.family)
         if not counted:

@@ -71,7 +71,7 @@ def tree_attention(
         text = f"asks for {', '.join(wrong)}; on compact rows there is none"
         raise BackendError(f"layer {layer} ({type(module).__name__}): {text}")
     call.enter(layer, "full_attention")
-    q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    q, k, v = (each.squeeze(0).transpose(0, 1).contiguous() for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return call.full.attend(q, k, v, call.plan.views, scale)[None], None
 
@@ -103,7 +103,7 @@ def tree_conv(
     call, layer = tree_call
     if wrong := conv_faults(bias, activation):
         raise BackendError(f"layer {layer}: its short convolution has {' and '.join(wrong)}")
-    rows = hidden_states[0].transpose(0, 1)
+    rows = hidden_states.squeeze(0).transpose(0, 1)
     return short_conv(rows.contiguous(), weight, call.plan).transpose(0, 1)[None]
 
 
@@ -150,10 +150,10 @@ def delta_rule(
     if initial_state is not None or output_final_state:
         raise BackendError(f"layer {layer}: has a cache of states; compact rows are trained without one")
     call.enter(layer, "linear_attention")
-    q, k, v = query[0], key[0], value[0]
+    q, k, v = (each.squeeze(0) for each in (query, key, value))
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     wide = wide_dtype(v)
-    inputs = {"q": q, "k": k, "v": v, "g": g[0].to(wide), "beta": beta[0].to(wide)}
+    inputs = {"q": q, "k": k, "v": v, "g": g.squeeze(0).to(wide), "beta": beta.squeeze(0).to(wide)}
     mixed = call.linear.mix({name: each.contiguous() for name, each in inputs.items()}, call.plan)
     return mixed[None].to(value.dtype), None

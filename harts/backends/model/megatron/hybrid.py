@@ -43,7 +43,7 @@ class TreeHybrid(HybridModel):  # type: ignore[misc]  # megatron has no types
             return super().forward(*args, **kwargs)
         self.post_process = False  # a stage without a head returns what its layers give
         try:
-            return super().forward(*args, **kwargs)[:, 0]
+            return super().forward(*args, **kwargs).squeeze(1)
         finally:
             self.post_process = True
 

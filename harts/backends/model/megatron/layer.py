@@ -110,5 +110,5 @@ class TreeGpt(GPTModel):  # type: ignore[misc]  # megatron has no types
 
     def _postprocess(self, hidden_states: Tensor, *given: Any, **others: Any) -> Any:
         if self.post_process and isinstance(others.get("packed_seq_params"), TreeParams):
-            return hidden_states[:, 0]
+            return hidden_states.squeeze(1)
         return super()._postprocess(hidden_states, *given, **others)
