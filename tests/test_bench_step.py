@@ -119,8 +119,8 @@ def test_the_whole_command_adds_up(bench, capsys, shared):
         assert sides["flat"]["pairs"] / sides["HARTS"]["pairs"] <= cut["compression"]
     shared_prefixes, unshared = found["results"]
     assert unshared["sides"]["flat"]["pairs"] == unshared["sides"]["HARTS"]["pairs"]
-    assert unshared["ratios"]["conversion that pairs allow"] == pytest.approx(1)
-    assert shared_prefixes["ratios"]["conversion that pairs allow"] < 1
+    assert unshared["ratios"]["conversion that pairs and logits allow"] == pytest.approx(1)
+    assert shared_prefixes["ratios"]["conversion that pairs and logits allow"] < 1
     assert shared_prefixes["cut"]["compression"] > 2
     assert unshared["cut"]["compression"] == 1
     required = {each["ratio"] for each in shared_prefixes["requirements"]}
@@ -426,14 +426,21 @@ def test_parts_are_known_by_their_classes(part):
     assert len(found) == 11
 
 
-def test_conversion_that_pairs_allow(part):
-    """A fifth of flat's time gains 2, the rest 4: 1 / (0.8 / 4 + 0.2 / 2) of 4; times are of a half of it."""
-    seconds = {"attention": {"forward": 0.5, "backward": 1.5}, "norms": {"forward": 8.0}}
-    timed = {"flat": {"rows": 800, "pairs": 6000}, "HARTS": {"rows": 200, "pairs": 3000}}
-    half = {"rows": {"flat": 400}, "pairs": {"flat": 3000}, "seconds": {"flat": seconds}}
-    assert part("requirements")._by_pairs(timed, half) == pytest.approx(1 / (0.8 / 4 + 0.2 / 2) / 4)
-    # of a half with a quarter of the pairs: flat is 16 of rows and 8 of pairs, ours a quarter and a half of that
-    assert part("requirements")._by_pairs(timed, half | {"pairs": {"flat": 1500}}) == pytest.approx(24 / 8 / 4)
+def test_conversion_that_pairs_and_logits_allow(part):
+    """Of flat's 24 s, 8 are of pairs and gain 2, 4 of rows of logits and gain nothing, 12 of rows and gain 4; times are
+    of a half of it, which has a quarter of the pairs."""
+    seconds = {
+        "attention": {"forward": 0.5, "backward": 1.5},
+        "LM head, log-probs": {"forward": 2.0},
+        "norms": {"forward": 4.0},
+        "other": {"backward": 2.0},
+    }
+    timed = {
+        "flat": {"rows": 800, "pairs": 6000, "logit_rows": 50},
+        "HARTS": {"rows": 200, "pairs": 3000, "logit_rows": 50},
+    }
+    half = {"rows": {"flat": 400}, "pairs": {"flat": 1500}, "logit_rows": {"flat": 25}, "seconds": {"flat": seconds}}
+    assert part("requirements")._allowed(timed, half) == pytest.approx(24 / (8 / 2 + 4 + 12 / 4) / 4)
 
 
 def test_requirements_follow_from_medians(part):

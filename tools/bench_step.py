@@ -37,8 +37,9 @@ the total has the waiting between them and the sum of gradients as well. Slot im
 forward and backward over the mean, of all slots; NCCL time is that of its kernels.
 
 The breakdown is of the microbatches that were compared, measured apart, with marks around modules and backends. `lost`
-is what HARTS takes beyond flat's time over S / C. Attention has fewer pairs of a query and a key by a smaller factor
-than it has rows: `conversion that pairs allow` is that of a run whose attention gains this factor, and all else S / C.
+is what HARTS takes beyond flat's time over S / C. Not everything can gain S / C: attention has fewer pairs of a query
+and a key by a smaller factor, and a trained token, whose logits are computed, is seldom shared. `conversion that pairs
+and logits allow` is that of a run whose attention gains the one factor, whose LM head the other, and all else S / C.
 """
 
 from __future__ import annotations

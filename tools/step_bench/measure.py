@@ -19,7 +19,7 @@ from step_bench.parity import parity, sampled
 from step_bench.passes import TIMES, Clock, Pass, run
 from step_bench.processes import PROCESSES
 from step_bench.progress import Progress
-from step_bench.requirements import ratios, requirements
+from step_bench.requirements import COUNTED_BY, ratios, requirements
 from step_bench.steps import Cut, Planned, Side, cut, plan, repacked
 
 
@@ -82,11 +82,11 @@ def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings)
 
 def _breakdown(pipeline: Pipeline, part: Cut, loaded: Loaded, clock: Clock) -> dict[str, Any]:
     sides = (part.ours, part.flat)
-    return {
-        "rows": {side.name: side.rows for side in sides},
-        "pairs": {side.name: side.pairs for side in sides},
-        "seconds": {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in sides},
+    counted = {side.name: _side(side, _all_positions(pipeline)) for side in sides}
+    counts: dict[str, Any] = {
+        count: {name: each[count] for name, each in counted.items()} for count in ("rows", *COUNTED_BY.values())
     }
+    return counts | {"seconds": {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in sides}}
 
 
 def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
-from step_bench.breakdown import ATTEND
+from step_bench.breakdown import ATTEND, HEAD
 
 CONVERSION, CORE = 0.95, 0.93
 """Least speedup over compression, without and with planning. Published are 0.855 to 0.864, and 0.78 to 0.82."""
@@ -16,6 +17,8 @@ LOSS = 1e-6
 """Largest relative difference of the losses."""
 COSINE = 1e-9
 """1 - cosine that always passes: it is rounding of float32 at most."""
+COUNTED_BY = {ATTEND: "pairs", HEAD: "logit_rows"}
+"""Parts of a step whose work is not that of rows."""
 UNSHARED = "none"
 """Workload without sharing."""
 
@@ -46,7 +49,7 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         "loss difference, timed": told["timed_loss_difference"],
     }
     if "breakdown" in told:
-        found["conversion that pairs allow"] = _by_pairs(told["sides"], told["breakdown"])
+        found["conversion that pairs and logits allow"] = _allowed(told["sides"], told["breakdown"])
     memory = told["memory_bytes"]
     if memory:
         rows = told["sides"]["HARTS"]["fullest"] / told["sides"]["flat"]["fullest"]
@@ -56,17 +59,19 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _by_pairs(sides: dict[str, dict[str, int]], breakdown: dict[str, Any]) -> float:
-    """Conversion if attention gained as many times as it has fewer pairs, and all else as there are fewer rows.
+def _allowed(sides: dict[str, dict[str, int]], breakdown: dict[str, Any]) -> float:
+    """Conversion if attention gained as many times as it has fewer pairs, the LM head as it has fewer rows of logits,
+    and all else as there are fewer rows.
 
     Args:
-        sides: rows and pairs of what was timed.
-        breakdown: seconds of flat, of some of it; attention takes them for pairs, all else for rows.
+        sides: what was timed, counted in each of `COUNTED_BY` and `rows`.
+        breakdown: seconds of flat, of some of it, and what that is in the same counts.
     """
-    parts = {part: sum(phases.values()) for part, phases in breakdown["seconds"]["flat"].items()}
-    attention = parts.get(ATTEND, 0.0) / breakdown["pairs"]["flat"]
-    rest = (sum(parts.values()) - parts.get(ATTEND, 0.0)) / breakdown["rows"]["flat"]
-    ours, flat = (attention * sides[side]["pairs"] + rest * sides[side]["rows"] for side in ("HARTS", "flat"))
+    seconds: dict[str, float] = defaultdict(float)
+    for part, phases in breakdown["seconds"]["flat"].items():
+        seconds[COUNTED_BY.get(part, "rows")] += sum(phases.values())
+    each = {count: whole / breakdown[count]["flat"] for count, whole in seconds.items()}
+    ours, flat = (sum(sides[side][count] * one for count, one in each.items()) for side in ("HARTS", "flat"))
     return flat / ours / (sides["flat"]["rows"] / sides["HARTS"]["rows"])
 
 
