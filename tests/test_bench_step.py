@@ -467,6 +467,7 @@ def test_requirements_follow_from_medians(part):
     }
     found = requirements.ratios(made)
     assert found["F/B/Grad conversion"] == pytest.approx(5 / 5.2)
+    assert found["F/B conversion"] == pytest.approx(19.5 / 3.9 / 5.2)
     assert found["Core speedup"] == pytest.approx(20 / 4.2)
     assert found["peak memory at equal rows"] == pytest.approx(1.0)
     verdicts = {each["ratio"]: each["met"] for each in requirements.requirements("claude", found)}

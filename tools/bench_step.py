@@ -25,10 +25,12 @@ by 0.02. A workload whose parity does not hold has no times, and the exit status
 
 F/B/Grad is forward (with the making of index tensors), backward, and norm and clip of the gradient. Core adds planning
 on the side of HARTS: of ingest, partition and schedule the part of the tokens that were run, and call plan and layout
-of these microbatches. Conversion is speedup over S / C. The first microbatch of each side runs twice before times are
-taken; repeats are interleaved; the device is not waited for within a side. Peak memory includes parameters and
-gradients; whole trajectories leave more room in a microbatch than a plan does, so that what flat takes beside them is
-scaled to the rows of the fullest microbatch of HARTS before peaks are compared.
+of these microbatches. Conversion is speedup over S / C; `F/B conversion` leaves out what is done once a step, however
+many microbatches it has (the sum of gradients over processes, norm and clip), and waiting between passes. The first
+microbatch of each side runs twice before times are taken; repeats are interleaved; the device is not waited for within
+a side. Peak memory includes parameters and gradients; whole trajectories leave more room in a microbatch than a plan
+does, so that what flat takes beside them is scaled to the rows of the fullest microbatch of HARTS before peaks are
+compared.
 
 A topology is sizes joined by +: tp, cp, pp, ep, dp; sp is sequence parallelism. Flat trajectories are packed into as
 many microbatches for every replica. Times are the slowest process's, memory is of the process with the largest peak,

@@ -44,6 +44,7 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         "backward speedup": flat["backward"] / ours["backward"],
         "F/B/Grad speedup": speedup,
         "Core speedup": core,
+        "F/B conversion": _passes(flat) / _passes(ours) / compression,
         "F/B/Grad conversion": speedup / compression,
         "Core conversion": core / compression,
         "loss difference, timed": told["timed_loss_difference"],
@@ -57,6 +58,11 @@ def ratios(told: dict[str, Any]) -> dict[str, float]:
         found["peak memory, HARTS / flat"] = memory["HARTS"]["peak"] / flat_peak
         found["peak memory at equal rows"] = memory["HARTS"]["peak"] / (held + (flat_peak - held) * rows)
     return found
+
+
+def _passes(seconds: dict[str, float]) -> float:
+    """Forward and backward, without what is done once a step, however many microbatches it has."""
+    return seconds["forward"] + seconds["backward"]
 
 
 def _allowed(sides: dict[str, dict[str, int]], breakdown: dict[str, Any]) -> float:
