@@ -6,6 +6,7 @@ Shapes: T packed rows, N sequences, P requested states, H query and key heads, H
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Recurrent(LinearAttention):
         """
         check_call(rows, packed, initial_state)
         dtype = wide_dtype(initial_state, *rows.values())
-        wide = {name: tensor.to(dtype) for name, tensor in rows.items()}
+        tokens = _tokens({name: tensor.to(dtype) for name, tensor in rows.items()})
         wanted = list(zip(packed.state_sequence.tolist(), packed.state_offset.tolist(), strict=True))
         outputs, taken = [], {}
         bounds = packed.cu_seqlens.tolist()
@@ -41,7 +42,7 @@ class Recurrent(LinearAttention):
             state = initial_state[sequence].to(dtype)
             for token in range(begin, end):
                 taken[sequence, token - begin] = state
-                output, state = _step({name: tensor[token] for name, tensor in wide.items()}, state)
+                output, state = _step(tokens[token], state)
                 outputs.append(output)
             taken[sequence, end - begin] = state
         states = [taken[key] for key in wanted]
@@ -52,13 +53,33 @@ class Recurrent(LinearAttention):
         )
 
 
-def _step(token: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+class _Token(NamedTuple):
+    """One row, every value head with its query and key."""
+
+    q: Tensor
+    """[HV, K, 1]."""
+    k: Tensor
+    """[HV, K, 1]."""
+    v: Tensor
+    """[HV, V]."""
+    decay: Tensor
+    """exp g, [HV, K, 1] or [HV, 1, 1]."""
+    beta: Tensor
+    """[HV, 1, 1]."""
+
+
+def _tokens(rows: dict[str, Tensor]) -> list[_Token]:
+    value_heads = rows["v"].shape[1]
+    groups = value_heads // rows["k"].shape[1]
+    q, k = (rows[name].repeat_interleave(groups, 1)[..., None] for name in ("q", "k"))
+    decay = rows["g"].exp().reshape(len(q), value_heads, -1, 1)
+    columns = (q, k, rows["v"], decay, rows["beta"][..., None, None])
+    return [_Token(*each) for each in zip(*(column.unbind(0) for column in columns), strict=True)]
+
+
+def _step(token: _Token, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token: output [HV, V] and the state after it [HV, K, V]."""
-    value_heads, key_dim = state.shape[:2]
-    groups = value_heads // token["k"].shape[0]
-    q, k = token["q"].repeat_interleave(groups, 0), token["k"].repeat_interleave(groups, 0)
-    gate = token["g"].reshape(value_heads, -1, 1)
-    state = gate.exp() * state
-    error = token["v"] - torch.einsum("hk,hkv->hv", k, state)
-    state = state + torch.einsum("h,hk,hv->hkv", token["beta"], k, error)
-    return torch.einsum("hk,hkv->hv", q, state) * key_dim**-0.5, state
+    state = token.decay * state
+    error = token.v - (token.k * state).sum(1)
+    state = state + token.beta * token.k * error[:, None]
+    return (token.q * state).sum(1) * state.shape[1] ** -0.5, state
