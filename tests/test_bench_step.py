@@ -119,7 +119,7 @@ def test_the_whole_command_adds_up(bench, capsys, shared):
         assert sides["flat"]["pairs"] / sides["HARTS"]["pairs"] <= cut["compression"]
     shared_prefixes, unshared = found["results"]
     assert unshared["sides"]["flat"]["pairs"] == unshared["sides"]["HARTS"]["pairs"]
-    assert unshared["ratios"]["conversion that pairs and logits allow"] == pytest.approx(1)
+    assert unshared["ratios"]["conversion that pairs and logits allow"] == 1
     assert shared_prefixes["ratios"]["conversion that pairs and logits allow"] < 1
     assert shared_prefixes["cut"]["compression"] > 2
     assert unshared["cut"]["compression"] == 1
@@ -439,7 +439,7 @@ def test_conversion_that_pairs_and_logits_allow(part):
         "flat": {"rows": 800, "pairs": 6000, "logit_rows": 50},
         "HARTS": {"rows": 200, "pairs": 3000, "logit_rows": 50},
     }
-    half = {"rows": {"flat": 400}, "pairs": {"flat": 1500}, "logit_rows": {"flat": 25}, "seconds": {"flat": seconds}}
+    half = {"sides": {"flat": {"rows": 400, "pairs": 1500, "logit_rows": 25}}, "seconds": {"flat": seconds}}
     assert part("requirements")._allowed(timed, half) == pytest.approx(24 / (8 / 2 + 4 + 12 / 4) / 4)
 
 

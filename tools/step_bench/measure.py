@@ -19,7 +19,7 @@ from step_bench.parity import parity, sampled
 from step_bench.passes import TIMES, Clock, Pass, run
 from step_bench.processes import PROCESSES
 from step_bench.progress import Progress
-from step_bench.requirements import COUNTED_BY, ratios, requirements
+from step_bench.requirements import ratios, requirements
 from step_bench.steps import Cut, Planned, Side, cut, plan, repacked
 
 
@@ -56,17 +56,18 @@ def measure(name: str, batch: RolloutBatch, loaded: Loaded, settings: Settings, 
         "step": _step(planned),
         "cut": _cut(made),
         "planning_seconds": made.seconds,
-        "sides": {side.name: _side(side, _all_positions(pipeline)) for side in (made.ours, made.flat)},
+        "sides": _sides(made, _all_positions(pipeline)),
     }
     progress.tell(f"{name}: parity")
     part = cut(pipeline, planned, members[: settings.parity * replicas], settings.seed, settings.device)
     told["parity"] = _parity(pipeline, planned, part, settings)
     if not told["parity"]["faults"]:
         told |= _timed(name, pipeline, made, settings, progress)
+        clock = Clock(settings.device)
         if settings.breakdown:
             progress.tell(f"{name}: breakdown")
-            told["breakdown"] = _breakdown(pipeline, part, loaded, Clock(settings.device))
-        if PROCESSES > 1 and Clock(settings.device).cuda:
+            told["breakdown"] = _breakdown(pipeline, part, loaded, clock)
+        if PROCESSES > 1 and clock.cuda:
             progress.tell(f"{name}: communication")
             told["communication"] = {side.name: communication(pipeline, side) for side in (part.ours, part.flat)}
     told["ratios"] = ratios(told)
@@ -81,12 +82,8 @@ def _parity(pipeline: Pipeline, planned: Planned, part: Cut, settings: Settings)
 
 
 def _breakdown(pipeline: Pipeline, part: Cut, loaded: Loaded, clock: Clock) -> dict[str, Any]:
-    sides = (part.ours, part.flat)
-    counted = {side.name: _side(side, _all_positions(pipeline)) for side in sides}
-    counts: dict[str, Any] = {
-        count: {name: each[count] for name, each in counted.items()} for count in ("rows", *COUNTED_BY.values())
-    }
-    return counts | {"seconds": {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in sides}}
+    seconds = {side.name: breakdown(pipeline, side, loaded.watch, clock) for side in (part.ours, part.flat)}
+    return {"sides": _sides(part, _all_positions(pipeline)), "seconds": seconds}
 
 
 def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -162,6 +159,10 @@ def _cut(made: Cut) -> dict[str, Any]:
 def _all_positions(pipeline: Pipeline) -> bool:
     config: Any = pipeline.settings.components["restore"].config
     return bool(config.positions == "all")
+
+
+def _sides(made: Cut, all_positions: bool) -> dict[str, Any]:
+    return {side.name: _side(side, all_positions) for side in (made.ours, made.flat)}
 
 
 def _side(side: Side, all_positions: bool) -> dict[str, Any]:

@@ -71,12 +71,12 @@ def _allowed(sides: dict[str, dict[str, int]], breakdown: dict[str, Any]) -> flo
 
     Args:
         sides: what was timed, counted in each of `COUNTED_BY` and `rows`.
-        breakdown: seconds of flat, of some of it, and what that is in the same counts.
+        breakdown: seconds of some of it, and what that is in the same counts.
     """
     seconds: dict[str, float] = defaultdict(float)
     for part, phases in breakdown["seconds"]["flat"].items():
         seconds[COUNTED_BY.get(part, "rows")] += sum(phases.values())
-    each = {count: whole / breakdown[count]["flat"] for count, whole in seconds.items()}
+    each = {count: whole / breakdown["sides"]["flat"][count] for count, whole in seconds.items()}
     ours, flat = (sum(sides[side][count] * one for count, one in each.items()) for side in ("HARTS", "flat"))
     return flat / ours / (sides["flat"]["rows"] / sides["HARTS"]["rows"])
 

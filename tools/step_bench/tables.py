@@ -116,7 +116,7 @@ def _breakdown(told: dict[str, Any]) -> list[str]:
             shown = [1e3 * each[phase] for phase in PHASES]
             lines.append(_line(part, *(f"{ms:,.2f}" for ms in (*shown, sum(shown)))))
         lines.append("")
-    compression = told["rows"]["flat"] / told["rows"]["HARTS"]
+    compression = told["sides"]["flat"]["rows"] / told["sides"]["HARTS"]["rows"]
     lines.append(_line(f"ms, S / C {compression:.3f}", *SIDES, "flat / HARTS", "over S / C", "lost"))
     both = [_with_sum(told["seconds"][side]) for side in SIDES]
     for part in dict.fromkeys([*both[1], *both[0]]):

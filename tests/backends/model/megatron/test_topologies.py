@@ -12,7 +12,7 @@ from parity_bench.verdict import holds
 
 CASES = {
     "kda-mla-full": ["tp2+sp", "pp2", "ep2", "dp2+do", "cp2", "tp2+sp+pp2+ep2", "cp2+tp2+sp+ep2"],
-    "gdn-gqa-none": ["dp2", "pp2+ep2", "cp2+tp2+sp+ep2"],
+    "gdn-gqa-none": ["dp2", "tp2+sp+ep2", "pp2+ep2", "cp2+tp2+sp+ep2"],
 }
 """`tools/parity_matrix.py` runs all of them."""
 
