@@ -35,6 +35,8 @@ class Router:
     """How its logits become scores."""
     bias: str | None = None
     """Its buffer of selection biases."""
+    shared_gate: str | None = None
+    """Name of the linear module beside it that gates the shared expert."""
 
 
 @dataclass(frozen=True)

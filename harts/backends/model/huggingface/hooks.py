@@ -6,14 +6,18 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from harts.backends.model.huggingface.call import LayerCall, Slot, TreeCall
 from harts.backends.model.huggingface.family import Family, Router
 from harts.backends.model.huggingface.functions import AttentionFunctions, delta_rule, tree_conv
+from harts.backends.model.huggingface.invariant import FUNCTIONS
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
+
+PRODUCTS = {"F": FUNCTIONS}
+"""Routers and linear modules call `F.linear`."""
 
 
 class TreeForward:
@@ -29,6 +33,19 @@ class TreeForward:
             return function(self.layer, *given, **others)
         call = LayerCall(tree_call, self.layer.layer_idx)
         return rebound(function, self.names)(self.layer, *given, **others, tree_call=call)
+
+
+class InvariantForward:
+    """Forward of a router or of a gate with few outputs: that of its class, with rows that no others change in calls
+    with a plan."""
+
+    def __init__(self, module: Any, slot: Slot) -> None:
+        self.module, self.slot = module, slot
+
+    def __call__(self, *given: Any) -> Any:
+        """What the module gives."""
+        function = type(self.module).forward
+        return (function if self.slot.call is None else rebound(function, PRODUCTS))(self.module, *given)
 
 
 class CountExperts:
@@ -77,6 +94,9 @@ def install(module: Any, family: Family) -> None:
         if fresh and family.router is not None:
             for router in _of(layer, family.router.cls):
                 router.register_forward_hook(CountExperts(index, family.router, slot))
+            for part in _few_outputs(layer, family.router):
+                rebound(type(part).forward, PRODUCTS)  # raises
+                part.forward = InvariantForward(part, slot)
 
 
 def own_forwards(module: Any, family: Family) -> list[str]:
@@ -117,6 +137,16 @@ def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
 
 def _of(layer: Any, cls: str) -> list[Any]:
     return [part for part in layer.modules() if _name(part) == cls]
+
+
+def _few_outputs(layer: Any, router: Router) -> list[Any]:
+    """Routers and gates of shared experts; those with a forward of their own keep it."""
+    gates = [
+        part
+        for name, part in layer.named_modules()
+        if name.rpartition(".")[2] == router.shared_gate and type(part) is nn.Linear
+    ]
+    return [part for part in _of(layer, router.cls) + gates if "forward" not in vars(part)]
 
 
 def _name(part: Any) -> str:

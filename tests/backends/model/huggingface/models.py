@@ -65,6 +65,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 FAMILIES = sorted(OVERRIDES)
 WITH_EXPERTS = ("bailing_hybrid", "kimi_linear", "qwen3_5_moe", "qwen3_next")
+WITH_SHARED_GATE = ("qwen3_5_moe", "qwen3_next")
 WITH_POSITIONS = ("bailing_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 """Families that rotate queries and keys; the others know order from linear attention alone."""
 

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from harts.backends.model.huggingface.family import Family, family_named
-from tests.backends.model.huggingface.models import CHUNK, FAMILIES, OVERRIDES, config, handed_over, scramble, wrapped
+from tests.backends.model.huggingface.models import (
+    CHUNK,
+    FAMILIES,
+    OVERRIDES,
+    WITH_SHARED_GATE,
+    config,
+    handed_over,
+    routers,
+    scramble,
+    wrapped,
+)
 from tests.backends.model.huggingface.runs import compact, forest, gradients
 from tests.parity.trees import layout_of
 
@@ -40,6 +50,12 @@ def _logits(module: Any) -> Tensor:
     with torch.no_grad():
         found: Tensor = module(input_ids=IDS, use_cache=False).logits
     return found
+
+
+def _hooked(family: Family, module: Any) -> int:
+    """Attention of each layer, and routers and gates of shared experts."""
+    of_experts = 1 + (family.module in WITH_SHARED_GATE)
+    return OVERRIDES[family.module]["num_hidden_layers"] + of_experts * len(routers(module, family.module))
 
 
 def _through_a_file(module: Any) -> Any:
@@ -116,7 +132,7 @@ def test_a_module_that_is_handed_over_twice_has_one_set_of_hooks(family: Family)
     module = _plain(family)
     first = handed_over(module)
     layers = {name: each.forward for name, each in module.named_modules() if "forward" in vars(each)}
-    assert len(layers) == OVERRIDES[family.module]["num_hidden_layers"]
+    assert len(layers) == _hooked(family, module)
     second = handed_over(module)
     assert {name: each.forward for name, each in module.named_modules() if "forward" in vars(each)} == layers
     assert max(len(each._forward_hooks) for each in module.modules()) <= 1
@@ -137,7 +153,8 @@ def test_a_copy_is_a_model_of_its_own(family: Family, copied: Any, recompute: st
     module.zero_grad()
     found = compact(first, mine)
     twin = copied(module)
-    assert [each.forward.slot.call for each in twin.modules() if "forward" in vars(each)] == [None] * 3
+    slots = [each.forward.slot for each in twin.modules() if "forward" in vars(each)]
+    assert [each.call for each in slots] == [None] * _hooked(family, module)
     assert torch.equal(_logits(twin), _logits(module))
     second = handed_over(twin, recompute=recompute)
     alone = handed_over(_plain(family), recompute=recompute)

@@ -17,6 +17,7 @@ from harts.backends.model.huggingface.backend import HuggingFace
 from harts.backends.model.huggingface.call import LayerCall
 from harts.backends.model.huggingface.family import family_named
 from harts.backends.model.huggingface.functions import delta_rule, tree_attention
+from harts.backends.model.huggingface.hooks import TreeForward
 from harts.errors import BackendError, InputError
 from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, handed_over, tiny, wrapped
 from tests.backends.model.huggingface.runs import compact, forest, tensors
@@ -142,7 +143,9 @@ def test_attention_with_a_forward_of_its_own_is_refused_and_kept(family: str, mo
         monkeypatch.setattr(described.modeling, each, inspect.unwrap(getattr(described.modeling, each)))
     module = tiny(family).module
     (name, layer), (other, _) = [
-        (name, each) for name, each in module.named_modules() if vars(each).pop("forward", None)
+        (name, each)
+        for name, each in module.named_modules()
+        if isinstance(vars(each).pop("forward", None), TreeForward)
     ][:2]
     layer.forward = own = partial(type(layer).forward, layer)
     model = handed_over(module)

@@ -12,5 +12,5 @@ FAMILY = Family(
     rule="gdn",
     delta_rule="torch_chunk_gated_delta_rule",
     shapes=gated_delta_shapes,
-    router=Router("Qwen3NextTopKRouter", "softmax"),
+    router=Router("Qwen3NextTopKRouter", "softmax", shared_gate="shared_expert_gate"),
 )

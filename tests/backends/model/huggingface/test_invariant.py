@@ -1,0 +1,135 @@
+"""Products with few outputs: rows have the bits that they have in any other packing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harts.backends.model.huggingface.hooks import TreeForward
+from harts.backends.model.huggingface.invariant import BLOCK, FUNCTIONS, linear
+from tests.backends.model.huggingface.models import (
+    CHUNK,
+    EXPERTS,
+    WITH_EXPERTS,
+    WITH_SHARED_GATE,
+    config,
+    handed_over,
+    routers,
+    wrapped,
+)
+from tests.backends.model.huggingface.runs import compact, forest
+from tests.parity.trees import layout_of
+
+COUNTS = (1, 7, 100, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 12_345)
+
+
+def _draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype).requires_grad_()
+
+
+def _with_gradients(function: Any, *given: Tensor | None) -> list[Tensor]:
+    out = function(*given)
+    upstream = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return [out, *torch.autograd.grad(out, [each for each in given if each is not None], upstream)]
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (1, 5, 6), (1, BLOCK + 3, 6), (2, 3, 6)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_the_linear_product(shape: tuple[int, ...], biased: bool) -> None:
+    given = (_draw(*shape), _draw(3, 6), _draw(3) if biased else None)
+    for got, wanted in zip(_with_gradients(linear, *given), _with_gradients(functional.linear, *given), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_what_needs_no_gradient_gets_none() -> None:
+    x, weight = _draw(5, 6).detach(), _draw(3, 6)
+    linear(x, weight).sum().backward()
+    assert x.grad is None
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=str)
+def test_autocast_casts_as_it_does(given: torch.dtype) -> None:
+    x, weight, bias = (_draw(*shape, dtype=given) for shape in ((5, 6), (3, 6), (3,)))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (_with_gradients(function, x, weight, bias) for function in (linear, functional.linear))
+    assert [each.dtype for each in ours] == [each.dtype for each in theirs]
+    for got, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+
+
+def check_rows(inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+    rows, weight = (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        for shape in ((max(COUNTS), inputs), (outputs, inputs))
+    )
+    whole = linear(rows, weight)
+    for count in COUNTS:
+        assert torch.equal(linear(rows[:count], weight), whole[:count]), count
+        assert torch.equal(linear(rows[-count:], weight), whole[-count:]), count
+
+
+@pytest.mark.parametrize("outputs", [1, 16])
+def test_rows_have_their_bits_in_any_number_of_rows(outputs: int) -> None:
+    check_rows(96, outputs, torch.float32, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "dtype"),
+    [
+        (1536, 128, torch.float32),
+        (1536, 512, torch.float32),
+        (2048, 512, torch.float32),
+        (2048, 512, torch.bfloat16),
+        (2048, 1, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_rows_have_their_bits_on_a_gpu(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    check_rows(inputs, outputs, dtype, "cuda")
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_routers_and_gates_use_it_in_calls_with_a_plan_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[int] = []
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        outputs.append(len(weight))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(FUNCTIONS, "linear", counted)
+    model = wrapped(config(family))
+    for name in (model.family.delta_rule, model.family.conv):  # in torch, also where FLA is installed
+        monkeypatch.setattr(model.family.modeling, name, inspect.unwrap(getattr(model.family.modeling, name)))
+    layers, gates = len(routers(model.module, family)), family in WITH_SHARED_GATE
+    assert layers
+    compact(model, layout_of(forest(0), CHUNK))
+    assert sorted(outputs) == [1] * layers * gates + [EXPERTS] * layers
+    model.module(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+    assert len(outputs) == layers * (1 + gates)
+
+
+def test_a_gate_of_another_class_and_a_forward_of_its_own_are_kept() -> None:
+    module = wrapped(config("qwen3_next")).module
+    gates = [layer.mlp for layer in module.model.layers]
+    plain = copy.deepcopy(gates[0].shared_expert_gate)
+    del plain.forward  # the hook's
+    gates[0].shared_expert_gate = nn.Sequential(plain)
+    own = gates[1].shared_expert_gate.forward = partial(functional.linear, weight=plain.weight)
+    for part in module.modules():
+        if type(vars(part).get("forward")) is TreeForward:
+            del part.forward
+    model = handed_over(module)
+    compact(model, layout_of(forest(0), CHUNK)).loss.backward()
+    assert "forward" not in vars(plain)
+    assert gates[1].shared_expert_gate.forward is own
