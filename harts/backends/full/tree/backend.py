@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.devices import capability
 from harts.backends.full.costs import backward_flops, forward_flops
-from harts.backends.full.flash_attention_4 import HOPPER, MODULE
+from harts.backends.full.flash_attention_4 import HOPPER, MODULE, FlashAttention4, FlashAttention4Config
 from harts.backends.full.packed import import_faults, machine_faults, shape_faults
-from harts.backends.full.tree.plan import TILE_QUERIES, TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
+from harts.backends.full.tree.parts import beginning_and_all, halves
+from harts.backends.full.tree.plan import (
+    TILE_QUERIES,
+    TileSizes,
+    TreePlan,
+    backward_tiles,
+    forward_tiles,
+    roots_of,
+    tile_sizes,
+    tree_plan,
+)
 from harts.backends.plan_tensors import AttentionViews
+
+ROOTS = FlashAttention4(FlashAttention4Config())
+"""Attends in branches that have no ancestors, whose keys lie in order."""
 
 
 class Tree(FullAttention):
-    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`) over lists of visible tiles, forward and backward.
+    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`): roots as packed sequences, all other rows over lists of
+    visible tiles, forward and backward.
 
-    In tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of queries, and
-    of keys and values of grouped heads, are summed in any order.
+    In listed tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of
+    queries, and of keys and values of grouped heads, are summed in any order.
     """
 
     expands = False
@@ -50,7 +65,9 @@ class Tree(FullAttention):
         sizes = tile_sizes(need.full_head_dims) or TileSizes(TILE_QUERIES, TILE_QUERIES)  # told of refused dims, too
         forward = len(forward_tiles(views, sizes).query) * TILE_QUERIES * sizes.forward
         backward = len(backward_tiles(views, sizes).query) * TILE_QUERIES * sizes.backward
-        return AttentionCost(0, forward_flops(forward, need) + backward_flops(backward, need))
+        roots = ROOTS.cost(roots_of(views), need)
+        flops = roots.flops + forward_flops(forward, need) + backward_flops(backward, need)
+        return AttentionCost(roots.expanded_bytes, flops)
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.
@@ -61,8 +78,19 @@ class Tree(FullAttention):
         sizes = tile_sizes((q.shape[2], v.shape[2]))
         if sizes is None:
             raise ValueError(f"head dims {(q.shape[2], v.shape[2])} (query/key, value): no tiles are known")
-        from harts.backends.full.tree.kernel import run  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
-
-        rows = int(views.cu_q[-1])
-        out = run(q[:rows], k[:rows], v[:rows], tree_plan(views, sizes), scale)
+        rows, plan = int(views.cu_q[-1]), tree_plan(views, sizes)
+        out = _attend(q[:rows], k[:rows], v[:rows], plan, scale)
         return out if rows == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - rows))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    """The rows of roots, then all others."""
+    if plan.listed is None:
+        return ROOTS.call(q, k, v, plan.roots, scale)
+    from harts.backends.full.tree.kernel import run  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
+
+    q_roots, q_others = halves(q, plan.roots.rows)
+    k_roots, k = beginning_and_all(k, plan.roots.rows)
+    v_roots, v = beginning_and_all(v, plan.roots.rows)
+    out = ROOTS.call(q_roots, k_roots, v_roots, plan.roots, scale)
+    return torch.cat([out, run(q_others, k, v, plan.listed, scale)])

@@ -1,4 +1,4 @@
-"""The launch: FlashAttention 4 over the compact rows with lists of tiles. Importing this needs `flash-attn-4`."""
+"""The launch: FlashAttention 4 over compact rows with lists of tiles. Importing this needs `flash-attn-4`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import flash_attn_func
 from torch import Tensor
 
-from harts.backends.full.tree.plan import DeviceLists, TreePlan
+from harts.backends.full.tree.plan import DeviceLists, Listed
 
 
 @cute.jit  # type: ignore[untyped-decorator]
 def sees(batch: Any, head: Any, query: Any, key: Any, seqlen: Any, aux: Any) -> Any:  # noqa: PLR0917  (as it is called)
     """Whether a query row sees a key row: enter[key] <= enter[query] < leave[key]."""
     place, _ = _interval(aux[0], query[0])
-    first, end = _interval(aux[0], key[0])
+    first, end = _interval(aux[1], key[0])
     return (first <= place) & (place < end)
 
 
@@ -43,18 +43,18 @@ def _interval(intervals: Any, row: Any) -> tuple[Any, Any]:
     return first, end
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
-    """Attend over rows; differentiable.
+def run(q: Tensor, k: Tensor, v: Tensor, listed: Listed, scale: float) -> Tensor:
+    """Attend from rows with ancestors; differentiable.
 
     Args:
-        q: [C, H, Dk].
+        q: of these rows, [queries, H, Dk].
         k: [C, G, Dk].
         v: [C, G, Dv].
-        plan: of the rows, for these head dims.
+        listed: the lists, for these head dims.
         scale: factor on the scores.
 
     Returns:
-        [C, H, Dv].
+        [queries, H, Dv].
     """
     output: Tensor = flash_attn_func(
         q[None],
@@ -62,9 +62,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor
         v[None],
         softmax_scale=scale,
         mask_mod=sees,
-        aux_tensors=[plan.intervals],
-        block_sparse_tensors=_block_sparse(plan.keys_of_queries),
-        block_sparse_tensors_bwd=_block_sparse(plan.queries_of_keys),
+        aux_tensors=[listed.places, listed.intervals],
+        block_sparse_tensors=_block_sparse(listed.keys_of_queries),
+        block_sparse_tensors_bwd=_block_sparse(listed.queries_of_keys),
     )[0]
     return output[0]
 

@@ -39,15 +39,26 @@ class DeviceLists(NamedTuple):
     """(query rows, key rows) of a tile."""
 
 
-class TreePlan(NamedTuple):
-    """One microbatch for head dims of some tile sizes."""
+class Listed(NamedTuple):
+    """Rows with ancestors, which are the last ones, and all rows that they see, in lists of tiles."""
 
+    places: Tensor
+    """`Preorder.enter` and `Preorder.leave` of each query row in turn, int32, [2 * queries up to whole tiles]."""
     intervals: Tensor
-    """`Preorder.enter` and `Preorder.leave` of each row in turn, int32, [2 * C up to whole tiles on either side]."""
+    """The same of each key row, int32, [2 * C up to whole tiles]."""
     keys_of_queries: DeviceLists
     """Forward: tiles of keys of each tile of queries."""
     queries_of_keys: DeviceLists
     """Backward: tiles of queries of each tile of keys."""
+
+
+class TreePlan(NamedTuple):
+    """One microbatch for head dims of some tile sizes."""
+
+    roots: AttentionViews
+    """Of the branches before the first that has ancestors: they are packed sequences."""
+    listed: Listed | None
+    """All others; none if no branch has ancestors."""
 
 
 def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
@@ -65,14 +76,25 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     return None
 
 
+def first_with_ancestors(views: AttentionViews) -> int:
+    """First row of the first branch that has ancestors; C if none has. Rounds are in order, so roots come before it."""
+    branches = np.flatnonzero(np.diff(views.run_offset) > 1)
+    return int(views.cu_q[branches[0] if len(branches) else -1])
+
+
+def roots_of(views: AttentionViews) -> AttentionViews:
+    """The branches before the first one that has ancestors, as views of their own; made once for the views."""
+    return views.once("roots", lambda: _roots(views))
+
+
 def forward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the forward pass; found once for the views."""
-    return views.once(("tiles", sizes.forward), lambda: visible_tiles(views, TILE_QUERIES, sizes.forward))
+    """Visible tiles of the forward pass of rows with ancestors; found once for the views."""
+    return _tiles(views, sizes.forward)
 
 
 def backward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the backward pass; found once for the views."""
-    return views.once(("tiles", sizes.backward), lambda: visible_tiles(views, TILE_QUERIES, sizes.backward))
+    """Visible tiles of the backward pass of rows with ancestors; found once for the views."""
+    return _tiles(views, sizes.backward)
 
 
 def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
@@ -85,14 +107,37 @@ def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 
 
 def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
-    rows = int(views.cu_q[-1])
+    rows, roots = int(views.cu_q[-1]), roots_of(views)
+    return TreePlan(roots, None if roots.rows == rows else _listed(views, roots.rows, rows, sizes))
+
+
+def _roots(views: AttentionViews) -> AttentionViews:
+    first = first_with_ancestors(views)
+    count = int(np.searchsorted(views.cu_q, first))
+    return AttentionViews(
+        cu_q=views.cu_q[: count + 1],
+        run_offset=views.run_offset[: count + 1],
+        run_row=views.run_row[:count],
+        run_length=views.run_length[:count],
+        rows=first,
+        device=views.device,
+    )
+
+
+def _tiles(views: AttentionViews, keys: int) -> Tiles:
+    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, first_with_ancestors(views)))
+
+
+def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> Listed:
     if rows > MOST_ROWS:
         raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS} with an interval each")
     forward, backward = forward_tiles(views, sizes), backward_tiles(views, sizes)
-    return TreePlan(
-        _intervals(preorder(views), views.device),
-        _device_lists(forward, "query", rows, (TILE_QUERIES, sizes.forward), views.device),
-        _device_lists(backward, "key", rows, (TILE_QUERIES, sizes.backward), views.device),
+    order, extent = preorder(views), (rows - first, rows)
+    return Listed(
+        _intervals(Preorder(order.enter[first:], order.leave[first:]), views.device),
+        _intervals(order, views.device),
+        _device_lists(forward, "query", extent, (TILE_QUERIES, sizes.forward), views.device),
+        _device_lists(backward, "key", extent, (TILE_QUERIES, sizes.backward), views.device),
     )
 
 
@@ -103,9 +148,9 @@ def _intervals(order: Preorder, device: torch.device) -> Tensor:
 
 
 def _device_lists(
-    tiles: Tiles, by: Literal["query", "key"], rows: int, tile: tuple[int, int], device: torch.device
+    tiles: Tiles, by: Literal["query", "key"], rows: tuple[int, int], tile: tuple[int, int], device: torch.device
 ) -> DeviceLists:
-    queries, keys = (ceil_div(rows, size) for size in tile)
+    queries, keys = (ceil_div(count, size) for count, size in zip(rows, tile, strict=True))
     one, other, *counts = (
         (tiles.query, tiles.key, queries, keys) if by == "query" else (tiles.key, tiles.query, keys, queries)
     )
