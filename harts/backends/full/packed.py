@@ -43,6 +43,14 @@ class PackedViews(NamedTuple):
     """Most keys of a branch."""
 
 
+class Heads(NamedTuple):
+    """Some of the heads."""
+
+    queries: slice
+    keys: slice
+    """Key/value heads that these query heads attend to."""
+
+
 def packed_views(views: AttentionViews) -> PackedViews:
     """The branches of some views, made once for them.
 
@@ -123,17 +131,26 @@ class Expanding(FullAttention, ABC):
         Raises:
             ValueError: one key/value head has more elements than 32 bits count.
         """
-        tokens, heads, groups = int(views.cu_q[-1]), q.shape[1], k.shape[1]
-        group = heads // groups
-        step = self._groups_of_a_call(views, group, max(self._head_dims(q.shape[2], v.shape[2])))
-        q = _part(q if q.stride(2) == 1 else q.contiguous(), 0, 0, tokens)
-        parts = []
-        for begin in range(0, groups, step):
-            count = min(step, groups - begin)
-            queries = _part(q, 1, begin * group, count * group)
-            parts.append(self._attend_to(queries, k, v, views, scale, slice(begin, begin + count)))
+        tokens = int(views.cu_q[-1])
+        q = _part(q if q.stride(2) == 1 else q.contiguous(), 0, slice(0, tokens))
+        parts = [
+            self._attend_to(_part(q, 1, heads), k, v, views, scale, groups)
+            for heads, groups in self.calls(q, k, v, views)
+        ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return out if tokens == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - tokens))
+
+    def calls(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews) -> list[Heads]:
+        """What each of the calls for q [., H, Dk], k [., G, Dk] and v [., G, Dv] gets, in order.
+
+        Raises:
+            ValueError: one key/value head has more elements than 32 bits count.
+        """
+        groups = k.shape[1]
+        group = q.shape[1] // groups
+        step = self._groups_of_a_call(views, group, max(self._head_dims(q.shape[2], v.shape[2])))
+        ends = [(begin, min(begin + step, groups)) for begin in range(0, groups, step)]
+        return [Heads(slice(begin * group, end * group), slice(begin, end)) for begin, end in ends]
 
     def _attend_to(  # noqa: PLR0917
         self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float, groups: slice
@@ -173,16 +190,17 @@ def _expanded(x: Tensor, views: AttentionViews, groups: slice, width: int) -> Re
     """Keys or values of some heads, padded to a head dim, of all branches."""
 
     def make(x: Tensor) -> Tensor:
-        return expand(padded(_part(x, 1, groups.start, groups.stop - groups.start), width), views)
+        return expand(padded(_part(x, 1, groups), width), views)
 
     return Recipe(make(x), x, make)
 
 
-def _part(x: Tensor, dim: int, begin: int, count: int) -> Tensor:
+def _part(x: Tensor, dim: int, which: slice) -> Tensor:
     """Some of the heads, contiguous, or some of the rows; the tensor itself if it is all of them."""
+    count = which.stop - which.start
     if count == x.shape[dim]:
         return x
-    part = x.narrow(dim, begin, count)
+    part = x.narrow(dim, which.start, count)
     return part if dim == 0 else part.contiguous()
 
 

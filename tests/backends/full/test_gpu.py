@@ -213,29 +213,35 @@ def test_other_sizes_than_the_probes(case: Case, shape: tuple[int, ...], branche
         assert torch.equal(each, seen[:, None].expand_as(each))
 
 
-@pytest.mark.parametrize("shared", [0, 1], ids=["roots", "branches"])
-def test_tree_with_more_elements_than_32_bits_count(shared: int, device: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "last", "forest"),
+    [
+        (0, 1000, lambda count: [(-1, 1000)] * count),
+        (1, 1000, lambda count: [(-1, 1), *[(0, 1000)] * count]),
+        (0, 2000, lambda count: [*[(-1, 1000)] * count, (1000 * count - 1, 1000)]),
+    ],
+    ids=["roots", "branches", "a branch behind roots"],
+)
+def test_tree_with_more_elements_than_32_bits_count(first: int, last: int, forest: Any, device: str) -> None:
+    """The last rows of a large forest, of which the first ones are ancestors, are those of the smallest."""
     free = torch.cuda.mem_get_info()[0] / 2**30
     if free < 60:
         pytest.skip(f"needs 60 GiB of free GPU memory, {free:.0f} are")
-    shape, count, rows = (128, 128, 192, 128), 90, 1000
+    shape, large, small = (128, 128, 192, 128), views_of(forest(90), 0, device), views_of(forest(1), 0, device)
     generator = torch.Generator(device).manual_seed(0)
 
     def drawn(heads: int, dim: int) -> Tensor:
-        return torch.randn(shared + count * rows, heads, dim, generator=generator, device=device, dtype=BF16)
-
-    def forest(branches: int) -> AttentionViews:
-        return views_of([*[(-1, shared)] * shared, *[(shared - 1, rows)] * branches], 0, device)
+        return torch.randn(large.rows, heads, dim, generator=generator, device=device, dtype=BF16)
 
     given, upstream = [drawn(128, 192), drawn(128, 192), drawn(128, 128)], drawn(128, 128)
     assert given[0].numel() > 2**31
     backend, scale = Case("tree").backend(), shape[2] ** -0.5
-    whole = run(attend_with(backend, forest(count), scale), given, upstream)
-    last = [torch.cat([each[:shared], each[-rows:]]) for each in (*given, upstream)]
-    alone = run(attend_with(backend, forest(1), scale), last[:3], last[3])
+    whole = run(attend_with(backend, large, scale), given, upstream)
+    part = [torch.cat([each[:first], each[-last:]]) for each in (*given, upstream)]
+    alone = run(attend_with(backend, small, scale), part[:3], part[3])
     for found, wanted in zip(whole, alone, strict=True):
-        part, other = found[-rows:].double(), wanted[-rows:].double()
-        assert float((part - other).norm() / other.norm()) < 4e-3
+        rows, others = found[-last:].double(), wanted[-last:].double()
+        assert float((rows - others).norm() / others.norm()) < 4e-3
 
 
 @pytest.mark.parametrize("over", [1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.devices import capability
 from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.flash_attention_4 import HOPPER, MODULE, FlashAttention4, FlashAttention4Config
 from harts.backends.full.packed import import_faults, machine_faults, shape_faults
-from harts.backends.full.tree.parts import beginning_and_all, halves
 from harts.backends.full.tree.plan import (
     TILE_QUERIES,
     TileSizes,
-    TreePlan,
     backward_tiles,
     forward_tiles,
     roots_of,
@@ -78,19 +74,9 @@ class Tree(FullAttention):
         sizes = tile_sizes((q.shape[2], v.shape[2]))
         if sizes is None:
             raise ValueError(f"head dims {(q.shape[2], v.shape[2])} (query/key, value): no tiles are known")
-        rows, plan = int(views.cu_q[-1]), tree_plan(views, sizes)
-        out = _attend(q[:rows], k[:rows], v[:rows], plan, scale)
-        return out if rows == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - rows))
+        roots, listed = tree_plan(views, sizes)
+        if listed is None:
+            return ROOTS.call(q, k, v, views, scale)
+        from harts.backends.full.tree.operator import attend  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
 
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
-    """The rows of roots, then all others."""
-    if plan.listed is None:
-        return ROOTS.call(q, k, v, plan.roots, scale)
-    from harts.backends.full.tree.kernel import run  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
-
-    q_roots, q_others = halves(q, plan.roots.rows)
-    k_roots, k = beginning_and_all(k, plan.roots.rows)
-    v_roots, v = beginning_and_all(v, plan.roots.rows)
-    out = ROOTS.call(q_roots, k_roots, v_roots, plan.roots, scale)
-    return torch.cat([out, run(q_others, k, v, plan.listed, scale)])
+        return attend(q, k, v, roots, listed, ROOTS.calls(q, k, v, roots), scale)

@@ -50,6 +50,8 @@ class Listed(NamedTuple):
     """Forward: tiles of keys of each tile of queries."""
     queries_of_keys: DeviceLists
     """Backward: tiles of queries of each tile of keys."""
+    rows: int
+    """C."""
 
 
 class TreePlan(NamedTuple):
@@ -138,6 +140,7 @@ def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> L
         _intervals(order, views.device),
         _device_lists(forward, "query", extent, (TILE_QUERIES, sizes.forward), views.device),
         _device_lists(backward, "key", extent, (TILE_QUERIES, sizes.backward), views.device),
+        rows,
     )
 
 

@@ -1,22 +1,18 @@
 """What needs no GPU: refusals, costs, and the lists that launches get."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from harts.backends.full.costs import pass_flops
 from harts.backends.full.flash_attention_4 import FlashAttention4, FlashAttention4Config
-from harts.backends.full.sdpa import Sdpa
 from harts.backends.full.tree import backend as tree_backend
 from harts.backends.full.tree.backend import Tree
-from harts.backends.full.tree.parts import beginning_and_all
 from harts.backends.full.tree.plan import TileSizes, tile_sizes, tree_plan
 from harts.registry import resolve
 from harts.schema import StageConfig
-from tests.backends.full.forests import THREE_LEVELS, dense, views_of, visibility
+from tests.backends.full.forests import THREE_LEVELS, views_of, visibility
 from tests.backends.full.packed_fakes import need
+from tests.backends.full.tree.library import seen_by
 
 BF16 = {"dtype": torch.bfloat16, "full_heads": (16, 16), "full_head_dims": (192, 128)}
 CHAIN = [(-1, 1000), (999, 129)]
@@ -99,40 +95,15 @@ def rows_of(branches):
     return sum(length for _, length in branches)
 
 
-def seen_by(listed, by):
-    """Times that a kernel that walks the lists lets each query see each key: whole tiles, and masked ones by places."""
-    lists = listed.queries_of_keys if by else listed.keys_of_queries
-    places, intervals = (each.view(-1, 2)[:-128] for each in (listed.places, listed.intervals))
-    (enter, _), (first, end) = places.T, intervals.T
-    masked = (first[None, :] <= enter[:, None]) & (enter[:, None] < end[None, :])
-    seen = torch.zeros(masked.shape, dtype=torch.int64)
-    for partial, counts, indices in (
-        (True, lists.partial_count, lists.partial_index),
-        (False, lists.full_count, lists.full_index),
-    ):
-        assert counts.dtype == indices.dtype == torch.int32
-        assert counts.shape == (1, 1, -(-masked.shape[by] // lists.tile[by]))
-        for one, count in enumerate(counts[0, 0].tolist()):
-            others = indices[0, 0, one, :count].tolist()
-            assert others == sorted(set(others))
-            for other in others:
-                query, key = (one, other) if by == 0 else (other, one)
-                part = (
-                    slice(query * lists.tile[0], (query + 1) * lists.tile[0]),
-                    slice(key * lists.tile[1], (key + 1) * lists.tile[1]),
-                )
-                seen[part] += masked[part].long() if partial else 1
-    return seen
-
-
 @pytest.mark.parametrize("sizes", SIZES)
 def test_lists_and_places_together_are_what_rows_with_ancestors_see(sizes):
     plan, wanted = tree_plan(views_of(BRANCHES), sizes), visibility(BRANCHES, rows_of(BRANCHES))
     assert plan.roots.rows == 1000
     assert plan.roots.cu_q.tolist() == [0, 1000]
     assert plan.listed.intervals.dtype == plan.listed.places.dtype == torch.int32
-    for by in (0, 1):
-        assert torch.equal(seen_by(plan.listed, by), wanted[1000:].long())
+    aux = [plan.listed.places, plan.listed.intervals]
+    for by, lists in enumerate((plan.listed.keys_of_queries, plan.listed.queries_of_keys)):
+        assert torch.equal(seen_by(lists, lists.tile, aux, by), wanted[1000:].long())
 
 
 def test_without_ancestors_nothing_is_listed():
@@ -144,49 +115,3 @@ def test_without_ancestors_nothing_is_listed():
         assert getattr(plan.roots, name).tolist() == getattr(views, name).tolist()
     asked = need(**BF16)
     assert Tree(StageConfig()).cost(views, asked) == FlashAttention4(FlashAttention4Config()).cost(views, asked)
-
-
-@pytest.fixture
-def by_the_lists(monkeypatch):
-    """Kernels replaced by attention over what the lists say, so that the rest runs here."""
-
-    def run(q, k, v, listed, scale):
-        seen = seen_by(listed, 0)
-        assert seen.max() == 1
-        return dense(q, k, v, seen.bool(), scale)
-
-    class Roots(FlashAttention4):
-        def call(self, q, k, v, views, scale):
-            return Sdpa(StageConfig()).call(q, k, v, views, scale)
-
-    monkeypatch.setitem(sys.modules, "harts.backends.full.tree.kernel", SimpleNamespace(run=run))
-    monkeypatch.setattr(tree_backend, "ROOTS", Roots(FlashAttention4Config()))
-
-
-@pytest.mark.usefixtures("by_the_lists")
-@pytest.mark.parametrize("padding", [0, 5])
-@pytest.mark.parametrize("branches", [THREE_LEVELS, BRANCHES, [(-1, 5), (-1, 130)], [(-1, 1), (0, 140), (3, 2)]])
-def test_both_parts_together_are_attention(branches, padding):
-    rows, generator = rows_of(branches), torch.Generator().manual_seed(0)
-    sizes = ((4, 16), (2, 16), (2, 16), (4, 16))
-    *given, upstream = (torch.randn(rows + padding, *each, generator=generator, dtype=torch.float64) for each in sizes)
-    given = [each.requires_grad_() for each in given]
-    out = Tree(StageConfig()).attend(*given, views_of(branches, padding), 0.3)
-    seen = torch.zeros(rows + padding, rows + padding, dtype=torch.bool)
-    seen[:rows, :rows] = visibility(branches, rows)
-    wanted = dense(*(each[:rows] for each in given), seen[:rows, :rows], 0.3)
-    assert torch.allclose(out[:rows], wanted, rtol=0, atol=1e-12)
-    assert not out[rows:].any()
-    mine = torch.autograd.grad(out, given, upstream)
-    theirs = torch.autograd.grad(wanted, given, upstream[:rows])
-    for a, b in zip(mine, theirs, strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-12)
-
-
-def test_gradients_of_shared_keys_are_added_and_rounded_once():
-    x = torch.zeros(3, 2, dtype=torch.bfloat16, requires_grad=True)
-    beginning, whole = beginning_and_all(x, 2)
-    parts = torch.tensor([[1.0, 256.0], [3.0, 1.0]]).bfloat16(), torch.tensor([[2.0, 1.0], [0.5, 0.0], [7.0, 8.0]])
-    (found,) = torch.autograd.grad((beginning, whole), x, (parts[0], parts[1].bfloat16()))
-    assert found.tolist() == [[3.0, 256.0], [3.5, 1.0], [7.0, 8.0]]
-    assert parts[1].tolist() == [[2.0, 1.0], [0.5, 0.0], [7.0, 8.0]]

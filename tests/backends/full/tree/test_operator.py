@@ -1,0 +1,128 @@
+"""Both kinds of launches as one function, over what the library computes in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from harts.backends.full.sdpa import Sdpa
+from harts.backends.full.tree import backend as tree_backend
+from harts.backends.full.tree.backend import Tree
+from harts.backends.plan_tensors import AttentionViews
+from harts.schema import StageConfig
+from tests.backends.full.forests import THREE_LEVELS, Branches, views_of
+from tests.backends.full.packed_fakes import SHAPES, draw
+from tests.backends.full.tree.library import put_in_place
+
+FORESTS: dict[str, Branches] = {
+    "three levels": THREE_LEVELS,
+    "tiles": [(-1, 1000), (999, 129), (5, 1), (500, 70), (1000, 300), (-1, 40), (1199, 1), (-1, 9)],
+    "several roots": [(-1, 5), (-1, 130), (-1, 1), (134, 140), (3, 2)],
+    "one row": [(-1, 1), (0, 140), (3, 2)],
+    "roots alone": [(-1, 5), (-1, 130)],
+}
+TREE, SCALE = FORESTS["several roots"], 0.3
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_place(monkeypatch)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, views: AttentionViews) -> Tensor:
+    return Tree(StageConfig()).attend(q, k, v, views, SCALE)
+
+
+def oracle(q: Tensor, k: Tensor, v: Tensor, views: AttentionViews) -> Tensor:
+    return Sdpa(StageConfig()).attend(q, k, v, views, SCALE)
+
+
+def run(function: Any, inputs: list[Tensor], views: AttentionViews) -> list[Tensor]:
+    """Outputs and all gradients."""
+    out = function(*inputs, views)
+    upstream = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
+
+
+def assert_equals_the_oracle(inputs: list[Tensor], views: AttentionViews) -> None:
+    torch.testing.assert_close(run(attend, inputs, views), run(oracle, inputs, views), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("branches", FORESTS.values(), ids=FORESTS)
+def test_equals_the_oracle(branches: Branches, shape: tuple[int, int, int, int], padding: int) -> None:
+    views = views_of(branches, padding)
+    assert_equals_the_oracle(draw(views.rows, shape), views)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_heads_of_roots_are_split_where_a_tensor_would_be_too_large(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    views, (inputs, rows) = views_of(TREE, 2), (draw(280, (6, 3, 8, 8)), 136 + 4 * 128)
+    monkeypatch.setattr(tree_backend.ROOTS, "most_elements", rows * 2 * 8 * most + 7, raising=False)
+    calls = tree_backend.ROOTS.calls(*inputs, tree_backend.roots_of(views))
+    assert [each.keys for each in calls] == [slice(at, min(at + most, 3)) for at in range(0, 3, most)]
+    assert_equals_the_oracle(inputs, views)
+
+
+def test_a_head_of_roots_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_backend.ROOTS, "most_elements", 200, raising=False)
+    with pytest.raises(ValueError, match="elements of one key/value head; kernels count 200"):
+        attend(*draw(278, SHAPES["gqa"]), views_of(TREE))
+
+
+def test_padding_rows_reach_nothing() -> None:
+    inputs, views = draw(283, SHAPES["mla"]), views_of(TREE, 5)
+    with torch.no_grad():
+        for each in inputs:
+            each[278:] = torch.nan
+    for each in run(attend, inputs, views):
+        assert each[:278].isfinite().all()
+        assert not each[278:].any()
+
+
+def test_inputs_and_upstream_gradients_may_have_strides() -> None:
+    views, fused = views_of(TREE, 3), draw(281, (6, 1, 16, 8))[0]
+    (of_fused,) = torch.autograd.grad(attend(*fused.split(2, dim=1), views).sum(), fused)
+    (wanted,) = torch.autograd.grad(oracle(*fused.split(2, dim=1), views).sum(), fused)
+    torch.testing.assert_close(of_fused, wanted, rtol=1e-11, atol=1e-12)
+    given = [each.detach().transpose(1, 2).contiguous().transpose(1, 2) for each in draw(281, SHAPES["gqa"])]
+    assert_equals_the_oracle([each.requires_grad_() for each in given], views)
+
+
+def test_recomputation_gives_the_same() -> None:
+    inputs, views = draw(278, SHAPES["gqa"]), views_of(TREE)
+    found = run(lambda *given: checkpoint(attend, *given, use_reentrant=False), inputs, views)
+    for one, other in zip(found, run(attend, inputs, views), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_held_between_the_passes() -> None:
+    """Inputs and outputs, each once, and a number for each query and head."""
+    inputs, views, held = draw(280, SHAPES["gqa"]), views_of(TREE, 2), dict[int, int]()
+
+    def hold(x: Tensor) -> Tensor:
+        held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with saved_tensors_hooks(hold, lambda x: x):
+        out = attend(*inputs, views)
+    for each in (*inputs, out):
+        assert held.pop(each.untyped_storage().data_ptr()) == each.nbytes
+    assert sum(held.values()) == 278 * 4 * torch.float32.itemsize
+
+
+def test_gradients_of_shared_keys_are_added_and_rounded_once() -> None:
+    """A root's key gets 256 from its own row, 1.5 from others; bfloat16 has 256, 258 and nothing between."""
+    inputs, views = draw(3, (1, 1, 8, 8), torch.bfloat16), views_of([(-1, 1), (0, 1), (0, 1)])
+    with torch.no_grad():
+        inputs[0].zero_()
+    out = attend(*inputs, views)
+    upstream = torch.tensor([256.0, 1.5, 1.5]).bfloat16()[:, None, None].expand_as(out)
+    dv = torch.autograd.grad(out, inputs, upstream)[2]
+    assert dv[:, 0, 0].tolist() == [258.0, 0.75, 0.75]
