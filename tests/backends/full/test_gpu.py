@@ -21,6 +21,7 @@ from harts.backends.build import refusals
 from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
+from harts.backends.full.tree.plan import first_listed
 from harts.backends.full.visibility import Passes, read_visibility
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import resolve
@@ -47,6 +48,7 @@ FORESTS: dict[str, Branches] = {
     "deep": DEEP,
     "random 1": [*random_branches(random.Random(1)), LONG],
     "random 2": [*random_branches(random.Random(2)), LONG],
+    "behind most": [(-1, 700), (300, 130), (699, 1), (830, 64), (0, 2)],
     "behind a long one": [LONG, (200, 130), (260, 1), (390, 1), (391, 64), (0, 2), (130, 128)],
 }
 
@@ -161,16 +163,16 @@ def test_rows_see_their_ancestors_and_themselves_alone(
         assert not len(wrong), f"{when}: {len(wrong)} pairs (row, head, row), the first {wrong[0].tolist()}"
 
 
-@pytest.mark.parametrize("seed", [0, 1, None])
+@pytest.mark.parametrize("forest", ["three levels", "behind most", 0, 1])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], seed: int | None, device: str) -> None:
+def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], forest: str | int, device: str) -> None:
     """Outputs and gradients against float64, at most 1.1 times as far as those of every path by itself.
 
     The gradient of a row's output enters the flat run through the first path that has the row. Gradients of copies are
     summed exactly there, and rounded. A tenth of the unit roundoff is added: norms of roundings differ by as much.
     """
-    branches = [*THREE_LEVELS, LONG] if seed is None else long_branches(seed)
+    branches = FORESTS[forest] if isinstance(forest, str) else long_branches(forest)
     backend, scale, paths = case.backend(), shape[2] ** -0.5, paths_of(branches)
     rows, row = sum(length for _, length in branches), torch.tensor([row for path in paths for row in path])
     own = torch.cat(
@@ -244,18 +246,20 @@ def test_tree_with_more_elements_than_32_bits_count(first: int, last: int, fores
         assert float((rows - others).norm() / others.norm()) < 4e-3
 
 
+@pytest.mark.parametrize("root", [384, 1152])
 @pytest.mark.parametrize("over", [1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_last_tile_may_be_cut_anywhere(shape: tuple[int, ...], over: int, device: str) -> None:
-    """Whole tiles that are cut by the last row, in either direction, before and behind a fork."""
-    branches = [(-1, 384), (383, 200), (300, 184 + over)]
-    backend, rows = Case("tree").backend(), 768 + over
+def test_the_last_tile_may_be_cut_anywhere(shape: tuple[int, ...], over: int, root: int, device: str) -> None:
+    """Whole tiles that are cut by the last row, in either direction, before and behind a fork; of all rows, and of
+    those behind a root with most of the pairs."""
+    branches = [(-1, root), (root - 1, 200), (300, 184 + over)]
+    backend, rows = Case("tree").backend(), root + 384 + over
     *given, upstream = draw(rows, shape, device)
     seen = visibility(branches, rows).to(device)
     wanted = run(lambda q, k, v: dense(q, k, v, seen, 0.1), [each.double() for each in given], upstream.double())
     found = run(attend_with(backend, views_of(branches, 0, device), 0.1), given, upstream)
     assert max(errors_of(found, wanted)) < 6e-3, errors_of(found, wanted)
-    ends = [slice(382, 385), slice(583, 586), slice(rows - over - 1, rows)]
+    ends = [slice(root - 2, root + 1), slice(root + 199, root + 202), slice(rows - over - 1, rows)]
     for name, a, b in zip(("out", "dq", "dk", "dv"), found, wanted, strict=True):
         for end in ends:  # a few rows would not show in the norm of all
             assert float((a[end].double() - b[end]).norm() / b[end].norm()) < 2e-2, (name, end)
@@ -323,15 +327,18 @@ def test_the_host_does_not_wait_inside_a_layer(case: Case, device: str) -> None:
 
 
 MIB = 2**20
-WIDE_TREE = [(-1, 1500), *[(1499, 70)] * 30]
-"""3,600 rows whose branches have 48,600 keys."""
+WIDE_TREES = {"wide": [(-1, 1500), *[(1499, 70)] * 30], "behind most": [(-1, 3000), *[(2999, 20)] * 30]}
+"""3,600 rows whose branches have 48,600 keys and 93,600."""
 
 
+@pytest.mark.parametrize("branches", WIDE_TREES.values(), ids=WIDE_TREES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_between_the_passes_no_expanded_row_is_held(case: Case, shape: tuple[int, ...], device: str) -> None:
+def test_between_the_passes_no_expanded_row_is_held(
+    case: Case, shape: tuple[int, ...], branches: Branches, device: str
+) -> None:
     """Beside q, k and v, outputs (in the wider head dim, if a library has one) and what has a number for a query."""
-    backend, views = case.backend(), views_of(WIDE_TREE, 0, device)
+    backend, views = case.backend(), views_of(branches, 0, device)
     *given, upstream = draw(views.rows, shape, device)
     expanded = backend.cost(views, need_of(shape, device)).expanded_bytes
     allowed = views.rows * shape[0] * (max(shape[2:]) * 2 + 4) + 8 * MIB
@@ -351,19 +358,22 @@ def test_between_the_passes_no_expanded_row_is_held(case: Case, shape: tuple[int
             assert left <= MIB, left / MIB
 
 
+@pytest.mark.parametrize("branches", WIDE_TREES.values(), ids=WIDE_TREES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_in_both_passes_no_expanded_row_is_held_by_what_does_not_expand(
-    case: Case, shape: tuple[int, ...], device: str
+    case: Case, shape: tuple[int, ...], branches: Branches, device: str
 ) -> None:
-    """Its peak is outputs and gradients of compact rows, and sums of these in float32; that of the others is above."""
-    backend, views = case.backend(), views_of(WIDE_TREE, 0, device)
+    """Its peak is outputs and gradients of compact rows, those of keys and values of packed roots once more, and sums
+    of gradients in float32; that of the others is above."""
+    backend, views = case.backend(), views_of(branches, 0, device)
     *given, upstream = draw(views.rows, shape, device)
     (heads, groups, key_dim, value_dim), room = shape, 8 * MIB
     expanded = int(views.cu_k[-1]) * groups * (key_dim + value_dim) * BF16.itemsize
     assert room < expanded / 4
     summed = heads * key_dim + (groups * (key_dim + value_dim) if heads != groups else 0)
     compact = 2 * upstream.nbytes + sum(each.nbytes for each in given) + 4 * (views.rows + 256) * summed
+    compact += first_listed(views) * groups * (key_dim + value_dim) * BF16.itemsize
     inputs, attend = [each.requires_grad_() for each in given], attend_with(backend, views, 0.1)
     for _ in range(2):  # the first makes what all layers share
         before = torch.cuda.memory_allocated()

@@ -25,8 +25,8 @@ ROOTS = FlashAttention4(FlashAttention4Config())
 
 
 class Tree(FullAttention):
-    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`): roots as packed sequences, all other rows over lists of
-    visible tiles, forward and backward.
+    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`): roots as packed sequences where they hold most of the
+    pairs, all other rows over lists of visible tiles, forward and backward.
 
     In listed tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of
     queries, and of keys and values of grouped heads, are summed in any order.
@@ -79,4 +79,5 @@ class Tree(FullAttention):
             return ROOTS.call(q, k, v, views, scale)
         from harts.backends.full.tree.operator import attend  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
 
-        return attend(q, k, v, roots, listed, ROOTS.calls(q, k, v, roots), scale)
+        calls = ROOTS.calls(q, k, v, roots) if roots.rows else []
+        return attend(q, k, v, roots, listed, calls, scale)

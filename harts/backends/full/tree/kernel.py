@@ -85,7 +85,7 @@ def packed_backward(x: Operands, grad: Tensor, written: Gradients, packed: Packe
 
 
 def listed_forward(x: Operands, listed: Listed, scale: float) -> None:
-    """Attend from rows with ancestors to all rows."""
+    """Attend from listed rows to all rows."""
     q, k, v, out, lse = (each[None] for each in x)
     _flash_attn_fwd(q, k, v, out=out, lse=lse, **_of_tiles(listed, listed.keys_of_queries, scale))
 

@@ -1,7 +1,7 @@
-"""Attention of all rows as one function: packed launches for the roots, then one launch for rows with ancestors.
+"""Attention of all rows as one function: packed launches for roots, then one launch for listed rows.
 
-Shape suffixes: R compact rows, C of them tokens, F of these of roots, which come first, T of the others, H query heads,
-G key/value heads.
+Shape suffixes: R compact rows, C of them tokens, F of these packed, which come first, T listed, H query heads, G
+key/value heads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attend(  # noqa: PLR0917
         v: [R, G, Dv].
         roots: the first F rows.
         listed: all others.
-        calls: heads of each launch for the roots.
+        calls: heads of each packed launch; none if F is 0.
         scale: factor on the scores.
 
     Returns:

@@ -40,7 +40,7 @@ class DeviceLists(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Rows with ancestors, which are the last ones, and all rows that they see, in lists of tiles."""
+    """The last rows, and all rows that they see, in lists of tiles."""
 
     places: Tensor
     """`Preorder.enter` and `Preorder.leave` of each query row in turn, int32, [2 * queries up to whole tiles]."""
@@ -58,9 +58,9 @@ class TreePlan(NamedTuple):
     """One microbatch for head dims of some tile sizes."""
 
     roots: AttentionViews
-    """Of the branches before the first that has ancestors: they are packed sequences."""
+    """Of the branches that are packed sequences, which are roots and come first."""
     listed: Listed | None
-    """All others; none if no branch has ancestors."""
+    """All others; none if there are none."""
 
 
 def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
@@ -78,24 +78,31 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     return None
 
 
-def first_with_ancestors(views: AttentionViews) -> int:
-    """First row of the first branch that has ancestors; C if none has. Rounds are in order, so roots come before it."""
+def first_listed(views: AttentionViews) -> int:
+    """First row of those that go by lists: of the first branch that has ancestors, C if none has.
+
+    Rounds are in order, so roots come before it. They are packed only where they hold at least half of all pairs:
+    gradients of their keys come from both kinds of launches then, and are rounded once more.
+    """
     branches = np.flatnonzero(np.diff(views.run_offset) > 1)
-    return int(views.cu_q[branches[0] if len(branches) else -1])
+    if not len(branches):
+        return int(views.cu_q[-1])
+    roots = np.diff(views.cu_q[: branches[0] + 1])
+    return int(views.cu_q[branches[0]]) if (roots * (roots + 1)).sum() >= views.pairs else 0
 
 
 def roots_of(views: AttentionViews) -> AttentionViews:
-    """The branches before the first one that has ancestors, as views of their own; made once for the views."""
+    """The branches before the first listed row, as views of their own; made once for the views."""
     return views.once("roots", lambda: _roots(views))
 
 
 def forward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the forward pass of rows with ancestors; found once for the views."""
+    """Visible tiles of the forward pass of listed rows; found once for the views."""
     return _tiles(views, sizes.forward)
 
 
 def backward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the backward pass of rows with ancestors; found once for the views."""
+    """Visible tiles of the backward pass of listed rows; found once for the views."""
     return _tiles(views, sizes.backward)
 
 
@@ -114,7 +121,7 @@ def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 
 
 def _roots(views: AttentionViews) -> AttentionViews:
-    first = first_with_ancestors(views)
+    first = first_listed(views)
     count = int(np.searchsorted(views.cu_q, first))
     return AttentionViews(
         cu_q=views.cu_q[: count + 1],
@@ -127,7 +134,7 @@ def _roots(views: AttentionViews) -> AttentionViews:
 
 
 def _tiles(views: AttentionViews, keys: int) -> Tiles:
-    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, first_with_ancestors(views)))
+    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, first_listed(views)))
 
 
 def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> Listed:

@@ -86,7 +86,7 @@ def test_a_plan_is_made_once():
     assert tree_plan(views, TileSizes(128, 96)) is tree_plan(views, TileSizes(128, 96))
 
 
-BRANCHES = [*CHAIN, (5, 1), (500, 70), (1000, 300), (-1, 40), (1199, 1), (-1, 9)]
+BRANCHES = [*CHAIN, (5, 1), (500, 70), (1000, 100), (-1, 40), (1199, 1), (-1, 9)]
 """The first root, branches, and roots between and behind them."""
 SIZES = [TileSizes(128, 128), TileSizes(128, 96)]
 
@@ -96,14 +96,28 @@ def rows_of(branches):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_lists_and_places_together_are_what_rows_with_ancestors_see(sizes):
-    plan, wanted = tree_plan(views_of(BRANCHES), sizes), visibility(BRANCHES, rows_of(BRANCHES))
-    assert plan.roots.rows == 1000
-    assert plan.roots.cu_q.tolist() == [0, 1000]
+@pytest.mark.parametrize(("branches", "packed"), [(BRANCHES, 1000), ([*BRANCHES, (1000, 300)], 0)])
+def test_lists_and_places_together_are_what_listed_rows_see(sizes, branches, packed):
+    plan, wanted = tree_plan(views_of(branches), sizes), visibility(branches, rows_of(branches))
+    assert plan.roots.rows == packed
+    assert plan.roots.cu_q.tolist() == [0, packed][: 1 + bool(packed)]
     assert plan.listed.intervals.dtype == plan.listed.places.dtype == torch.int32
     aux = [plan.listed.places, plan.listed.intervals]
     for by, lists in enumerate((plan.listed.keys_of_queries, plan.listed.queries_of_keys)):
-        assert torch.equal(seen_by(lists, lists.tile, aux, by), wanted[1000:].long())
+        assert torch.equal(seen_by(lists, lists.tile, aux, by), wanted[packed:].long())
+
+
+@pytest.mark.parametrize(("root", "packed"), [(132, 132), (131, 0)])
+def test_roots_are_packed_where_they_hold_half_of_the_pairs(root, packed):
+    """Both branches see 60 of its rows, and their own up to themselves."""
+    views = views_of([(-1, root), (59, 60), (59, 41)])
+    plan = tree_plan(views, SIZES[0])
+    of_branches = sum(60 * rows + rows * (rows + 1) // 2 for rows in (60, 41))
+    assert (root * (root + 1) // 2 >= of_branches) == bool(packed)
+    assert plan.roots.rows == packed
+    assert len(plan.listed.places) == 2 * (views.rows - packed + 128)
+    cost = Tree(StageConfig()).cost(views, need(**BF16))
+    assert pass_flops(views.pairs, need(**BF16)) < cost.flops < 6 * pass_flops(views.pairs, need(**BF16))
 
 
 def test_without_ancestors_nothing_is_listed():

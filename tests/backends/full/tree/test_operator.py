@@ -21,10 +21,11 @@ from tests.backends.full.tree.library import put_in_place
 
 FORESTS: dict[str, Branches] = {
     "three levels": THREE_LEVELS,
-    "tiles": [(-1, 1000), (999, 129), (5, 1), (500, 70), (1000, 300), (-1, 40), (1199, 1), (-1, 9)],
-    "several roots": [(-1, 5), (-1, 130), (-1, 1), (134, 140), (3, 2)],
+    "tiles": [(-1, 1000), (999, 129), (5, 1), (500, 70), (1000, 100), (-1, 40), (1199, 1), (-1, 9)],
+    "several roots": [(-1, 5), (-1, 230), (-1, 1), (134, 40), (3, 2)],
     "one row": [(-1, 1), (0, 140), (3, 2)],
     "roots alone": [(-1, 5), (-1, 130)],
+    "all listed": [(-1, 50), (-1, 7), (49, 300), (20, 140)],
 }
 TREE, SCALE = FORESTS["several roots"], 0.3
 
@@ -63,7 +64,7 @@ def test_equals_the_oracle(branches: Branches, shape: tuple[int, int, int, int],
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_heads_of_roots_are_split_where_a_tensor_would_be_too_large(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    views, (inputs, rows) = views_of(TREE, 2), (draw(280, (6, 3, 8, 8)), 136 + 4 * 128)
+    views, (inputs, rows) = views_of(TREE, 2), (draw(280, (6, 3, 8, 8)), 236 + 4 * 128)
     monkeypatch.setattr(tree_backend.ROOTS, "most_elements", rows * 2 * 8 * most + 7, raising=False)
     calls = tree_backend.ROOTS.calls(*inputs, tree_backend.roots_of(views))
     assert [each.keys for each in calls] == [slice(at, min(at + most, 3)) for at in range(0, 3, most)]
