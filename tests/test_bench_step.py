@@ -132,6 +132,12 @@ def _times_add_up(each: dict[str, Any]) -> None:
     for seconds in each["seconds"].values():
         parts = sum(seconds[name]["least"] for name in ("forward", "backward", "gradient"))
         assert 0 < parts <= seconds["total"]["most"]
+    for side, repeats in each["microbatch_seconds"].items():
+        for name in ("forward", "backward"):
+            assert all(len(passes[name]) == each["sides"][side]["microbatches"] for passes in repeats)
+            sums = [sum(passes[name]) for passes in repeats]
+            assert min(sums) == pytest.approx(each["seconds"][side][name]["least"])
+            assert max(sums) == pytest.approx(each["seconds"][side][name]["most"])
     total = {side: each["seconds"][side]["total"]["median"] for side in ("HARTS", "flat")}
     assert each["ratios"]["F/B/Grad speedup"] == pytest.approx(total["flat"] / total["HARTS"])
     core = total["flat"] / (total["HARTS"] + sum(each["planning_seconds"].values()))

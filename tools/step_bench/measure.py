@@ -107,6 +107,7 @@ def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progres
     ours, flat = found["HARTS"][0].loss, found["flat"][0].loss
     return {
         "seconds": {side: summary(passes) for side, passes in found.items()},
+        "microbatch_seconds": {side: [each.microbatches for each in passes] for side, passes in found.items()},
         "timed_loss_difference": abs(ours - flat) / abs(flat),
         "gradient_norm": {side: passes[0].norm for side, passes in found.items()},
         "slot_imbalance": {

@@ -64,6 +64,8 @@ class Pass(NamedTuple):
     seconds: dict[str, float]
     """`TIMES`: of all forward passes, all backward passes, norm and clip, and from the start to the end; of several
     processes those of the one with the largest total."""
+    microbatches: dict[str, list[float]]
+    """Forward and backward passes of each of its microbatches, in seconds, in the order in which they run."""
     loss: float
     norm: float
     """Of the gradient, before the clip."""
@@ -217,13 +219,14 @@ def run(pipeline: Pipeline, side: Side, clock: Clock, tell: Callable[[int], None
     seconds |= {"gradient": clock.seconds(begin, end), "total": clock.seconds(start, end)}
     memory = Memory(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()) if clock.cuda else None
     of_slots = [a + b for a, b in zip(each["forward"], each["backward"], strict=True)]
-    found = gathered((seconds, memory, model.split.replica, of_slots))
+    found = gathered((seconds, each, memory, model.split.replica, of_slots))
+    slowest = max(found, key=lambda told: told[0]["total"])
     return Pass(
-        max((told[0] for told in found), key=lambda times: times["total"]),
+        *slowest[:2],
         listener.loss(),
         float(norm),
-        max(told[1] for told in found) if clock.cuda else None,
-        slot_imbalance([told[2:] for told in found]),
+        max(told[2] for told in found) if clock.cuda else None,
+        slot_imbalance([told[3:] for told in found]),
     )
 
 
