@@ -343,6 +343,29 @@ def test_bounds_of_parity_are_those_of_the_dtype(part):
     assert found[3:] == ["3 more parameters' gradients are too far off"]
 
 
+def test_rounding_explains_nothing_where_logits_are_equal(part):
+    apart = {
+        name: part("parity").Difference(1e-5, 0.08, name, 0.2, 0.5, {}) for name in ("rounded", "rerun", "repacked")
+    }
+    for most, wanted in ((0.0, ["repacked", "rerun"]), (1e-16, ["repacked", "rerun", "rounded"])):
+        assert [each.worst for each in part("parity").spread(apart, {"HARTS": {"mean": 0.0, "most": most}})] == wanted
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, True)])
+def test_sums_have_a_fixed_order_in_models_of_megatron_alone(part, before):
+    enabled, others = torch.are_deterministic_algorithms_enabled, SimpleNamespace()
+    try:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        for model, within in ((SimpleNamespace(parallel=None), True), (others, before[0])):
+            with pytest.raises(KeyError), part("processes").fixed_order(model):
+                assert enabled() == within
+                raise KeyError
+            assert (enabled(), torch.is_deterministic_algorithms_warn_only_enabled()) == before
+            assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_rounding_is_of_the_embeddings_alone(part, tiny):
     pipeline, planned = tiny
     made = part("steps").cut(pipeline, planned, [1], 0, "cpu")

@@ -19,9 +19,10 @@ together nearest to the whole step in S / C, in the ratio of pairs, and in rows 
 
 Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
 and wider, bounds are those of the package. In 16 bits they are what the flat run differs from itself in other
-microbatches (`repacked`), once more in the same ones (`rerun`), and with embeddings that are off by half a rounding
-step at most (`rounded`): the gradient may be off by twice the most of them, that of each parameter by four times, or
-by 0.02. A workload whose parity does not hold has no times, and the exit status is 1.
+microbatches (`repacked`), once more in the same ones (`rerun`), and, unless HARTS's logits have the bits of flat's,
+with embeddings that are off by half a rounding step at most (`rounded`): the gradient may be off by twice the most of
+them, that of each parameter by four times, or by 0.02. Megatron adds outputs of experts in a fixed order meanwhile. A
+workload whose parity does not hold has no times, and the exit status is 1.
 
 F/B/Grad is forward (with the making of index tensors), backward, and norm and clip of the gradient. Core adds planning
 on the side of HARTS: of ingest, partition and schedule the part of the tokens that were run, and call plan and layout

@@ -19,7 +19,7 @@ from harts.ir.base import Int64
 from harts.pipeline import Pipeline
 from harts.train.check import TOLERANCE
 from step_bench.passes import Listener, accumulate
-from step_bench.processes import gathered, gradients, has_logits
+from step_bench.processes import fixed_order, gathered, gradients, has_logits
 from step_bench.steps import Cut, Side
 
 LOSS = 1e-6
@@ -185,27 +185,39 @@ def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample, seed: int
         less the cosine of logits with those of flat, mean and most over the sample.
     """
     model = pipeline.env.model
-    flat = execute(pipeline, made.flat, sample)
-    kept = [_kept(each, model) for _, _, each, _ in gradients(model)]
-    wanted, apart, off = logits(model, flat), {}, {}
-    runs = {
-        "HARTS": partial(execute, pipeline, made.ours, sample),
-        "repacked": partial(execute, pipeline, other, sample),
-        "rerun": partial(execute, pipeline, made.flat, sample),
-        "rounded": partial(rounded, pipeline, made.flat, sample, seed),
-    }
-    for name, run in runs.items():
-        found = run()
-        apart[name] = difference(model, kept, found.loss, flat.loss)
-        off[name] = off_cosine(logits(model, found), wanted, model.total)
+    apart, off = {}, {}
+    with fixed_order(model):
+        flat = execute(pipeline, made.flat, sample)
+        kept, wanted = [_kept(each, model) for _, _, each, _ in gradients(model)], logits(model, flat)
+        runs = {
+            "HARTS": partial(execute, pipeline, made.ours, sample),
+            "repacked": partial(execute, pipeline, other, sample),
+            "rerun": partial(execute, pipeline, made.flat, sample),
+            "rounded": partial(rounded, pipeline, made.flat, sample, seed),
+        }
+        for name, run in runs.items():
+            found = run()
+            apart[name] = difference(model, kept, found.loss, flat.loss)
+            off[name] = off_cosine(logits(model, found), wanted, model.total)
     model.module.zero_grad(set_to_none=True)
     return {
-        "faults": faults(apart["HARTS"], [apart[name] for name in runs if name != "HARTS"], pipeline.env.dtype),
+        "faults": faults(apart["HARTS"], spread(apart, off), pipeline.env.dtype),
         "loss": flat.loss,
         "differences": {name: each.told() for name, each in apart.items()},
         "off_cosine": off,
         "samples": len(sample.key),
     }
+
+
+def spread(apart: dict[str, Difference], off: dict[str, dict[str, float]]) -> list[Difference]:
+    """Runs of flat that tell how far from it HARTS may be: where logits have the same bits, rounding explains nothing.
+
+    Args:
+        apart: of each run from flat.
+        off: 1 - cosine of its logits.
+    """
+    names = ["repacked", "rerun"] + ["rounded"] * (off["HARTS"]["most"] > 0)
+    return [apart[name] for name in names]
 
 
 def _kept(gradient: Tensor | None, model: Model) -> Tensor | None:

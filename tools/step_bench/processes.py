@@ -75,6 +75,26 @@ def check(pipeline: Pipeline) -> None:
         raise ConfigError("model.parallel.distributed_optimizer: a process has a range of gradients only, no parameter")
 
 
+@contextmanager
+def fixed_order(model: Any) -> Iterator[None]:
+    """While it is active, Megatron sums outputs of experts in a fixed order: slower, and alike in every run.
+
+    It looks at torch's setting for that; other models' forward passes are alike without it.
+    """
+    if not hasattr(model, "parallel"):
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)  # what has no such algorithm runs as before
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
 def gathered(value: Any) -> list[Any]:
     """Of every process, in the order of their ranks."""
     if PROCESSES == 1:

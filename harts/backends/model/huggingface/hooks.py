@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from harts.backends.model.huggingface.call import LayerCall, Slot, TreeCall
 from harts.backends.model.huggingface.family import Family, Router
 from harts.backends.model.huggingface.functions import AttentionFunctions, delta_rule, tree_conv
-from harts.backends.model.huggingface.invariant import FUNCTIONS
+from harts.backends.model.invariant import FUNCTIONS
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError

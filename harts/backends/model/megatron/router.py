@@ -14,6 +14,7 @@ from megatron.core.transformer.moe.moe_utils import compute_routing_scores_for_a
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, distributed
 
+from harts.backends.model.invariant import linear
 from harts.backends.model.megatron.call import TreeParams, attach
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
@@ -40,6 +41,14 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
             yield
         finally:
             self.call = before
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Logits [..., E] of rows [..., hidden], which no other row changes in a call with a plan."""
+        if not isinstance(self.call, TreeParams):
+            stock: Tensor = super().gating(input)
+            return stock
+        dtype = torch.float32 if self.config.moe_router_dtype == "fp32" else input.dtype
+        return linear(input, self.weight, self.bias, dtype)
 
     def routing(self, logits: Tensor, *given: Any, **others: Any) -> tuple[Tensor, Tensor]:
         """Route.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harts.backends.model.invariant import linear
 from harts.backends.model.megatron.backend import MegatronModel
 from harts.errors import BackendError
 from tests.backends.model.megatron.runs import (
@@ -91,6 +92,27 @@ def test_a_step_equals_that_of_megatrons_own_router(chosen: dict[str, Any], bala
         assert int(_counts(native)[0].sum()) == 2 * sum(len(path) for paths in batches for path in paths)
     found = errors(_step(model, _native(model, balance), batches, ones=True), wanted)
     assert min(error for name, error in found.items() if name.endswith("router.weight")) > 1e-3, found
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_logits_are_products_whose_rows_do_not_depend_on_their_number(
+    recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harts.backends.model.megatron import router
+
+    model, outputs = tiny(moe=MOE, recompute=recompute), []
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        outputs.append((len(weight), dtype))
+        return linear(x, weight, bias, dtype)
+
+    monkeypatch.setattr(router, "linear", counted)
+    layout = compact(rectangle(1))
+    hidden = model.forward(tensors(layout)).hidden
+    layers = len(_counts(model.module))
+    assert outputs == [(MOE["experts"], torch.float32)] * layers
+    hidden.sum().backward()
+    assert len(outputs) == layers * (1 + (recompute == "full"))
 
 
 def test_losses_by_trajectory_are_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harts.backends.model.huggingface.hooks import TreeForward
-from harts.backends.model.huggingface.invariant import BLOCK, FUNCTIONS, linear
+from harts.backends.model.invariant import BLOCK, FUNCTIONS, linear
 from tests.backends.model.huggingface.models import (
     CHUNK,
     EXPERTS,
@@ -63,6 +63,15 @@ def test_autocast_casts_as_it_does(given: torch.dtype) -> None:
     assert [each.dtype for each in ours] == [each.dtype for each in theirs]
     for got, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_another_dtype_is_that_of_the_product_alone() -> None:
+    x, weight, bias = (_draw(*shape, dtype=torch.bfloat16) for shape in ((5, 1, 6), (3, 6), (3,)))
+    ours = _with_gradients(lambda *given: linear(*given, dtype=torch.float32), x, weight, bias)
+    theirs = _with_gradients(lambda *given: functional.linear(*(each.float() for each in given)), x, weight, bias)
+    assert [each.dtype for each in ours] == [each.dtype for each in theirs] == [torch.float32] + [torch.bfloat16] * 3
+    for got, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6 if got.dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
 def check_rows(inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:

@@ -19,21 +19,25 @@ BLOCK = 16384
 """Rows of a product: enough to fill a large GPU."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight^T + bias, as `torch.nn.functional.linear`, with autocast too.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """x @ weight^T + bias.
 
     Args:
         x: [..., inputs].
-        weight: [outputs, inputs], of x's dtype.
-        bias: [outputs], of x's dtype.
+        weight: [outputs, inputs].
+        bias: [outputs].
+        dtype: in which everything is computed, and what comes of it; copies in it are not kept for the backward pass.
+            Otherwise as in `torch.nn.functional.linear`: what is given has one dtype, which autocast casts.
 
     Returns:
         [..., outputs].
     """
-    x, weight = _cast(x), _cast(weight)
-    product: Tensor = _Product.apply(x.flatten(end_dim=-2), weight)  # type: ignore[no-untyped-call]
+    if dtype is None:
+        x, weight, bias = _cast(x), _cast(weight), None if bias is None else _cast(bias)
+        dtype = x.dtype
+    product: Tensor = _Product.apply(x.flatten(end_dim=-2), weight, dtype)  # type: ignore[no-untyped-call]
     product = product.view(*x.shape[:-1], len(weight))
-    return product if bias is None else product + _cast(bias)
+    return product if bias is None else product + bias.to(dtype)
 
 
 FUNCTIONS = SimpleNamespace(**{**vars(functional), "linear": linear})
@@ -50,20 +54,23 @@ def _cast(x: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
-        out = x.new_empty(len(x), len(weight))
+        ctx.dtype = dtype
+        columns, out = weight.to(dtype).t(), x.new_empty(len(x), len(weight), dtype=dtype)
         for rows, into in zip(torch.split(x, BLOCK), torch.split(out, BLOCK), strict=True):
             if len(rows) == BLOCK:
-                torch.mm(rows, weight.t(), out=into)
+                torch.mm(rows.to(dtype), columns, out=into)
             else:
-                into.copy_(functional.pad(rows, (0, 0, 0, BLOCK - len(rows))).mm(weight.t())[: len(rows)])
+                whole = functional.pad(rows.to(dtype), (0, 0, 0, BLOCK - len(rows)))
+                into.copy_(whole.mm(columns)[: len(rows)])
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of all rows at once: a gradient is a sum over the microbatch's rows in any case."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
-        of_x, of_weight = ctx.needs_input_grad
-        return grad.mm(weight) if of_x else None, grad.t().mm(x) if of_weight else None
+        of_x, of_weight, _ = ctx.needs_input_grad
+        dx = grad.mm(weight.to(ctx.dtype)).to(x.dtype) if of_x else None
+        return dx, grad.t().mm(x.to(ctx.dtype)).to(weight.dtype) if of_weight else None, None
