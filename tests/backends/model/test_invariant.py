@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from harts.backends.model.huggingface.hooks import TreeForward
-from harts.backends.model.invariant import BLOCK, FUNCTIONS, linear
-from tests.backends.model.huggingface.models import (
-    CHUNK,
-    EXPERTS,
-    WITH_EXPERTS,
-    WITH_SHARED_GATE,
-    config,
-    handed_over,
-    routers,
-    wrapped,
-)
-from tests.backends.model.huggingface.runs import compact, forest
-from tests.parity.trees import layout_of
+from harts.backends.model.invariant import BLOCK, linear
 
 COUNTS = (1, 7, 100, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 12_345)
 
@@ -106,39 +90,3 @@ def test_rows_have_their_bits_on_a_gpu(inputs: int, outputs: int, dtype: torch.d
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     check_rows(inputs, outputs, dtype, "cuda")
-
-
-@pytest.mark.parametrize("family", WITH_EXPERTS)
-def test_routers_and_gates_use_it_in_calls_with_a_plan_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs: list[int] = []
-
-    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        outputs.append(len(weight))
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(FUNCTIONS, "linear", counted)
-    model = wrapped(config(family))
-    for name in (model.family.delta_rule, model.family.conv):  # in torch, also where FLA is installed
-        monkeypatch.setattr(model.family.modeling, name, inspect.unwrap(getattr(model.family.modeling, name)))
-    layers, gates = len(routers(model.module, family)), family in WITH_SHARED_GATE
-    assert layers
-    compact(model, layout_of(forest(0), CHUNK))
-    assert sorted(outputs) == [1] * layers * gates + [EXPERTS] * layers
-    model.module(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
-    assert len(outputs) == layers * (1 + gates)
-
-
-def test_a_gate_of_another_class_and_a_forward_of_its_own_are_kept() -> None:
-    module = wrapped(config("qwen3_next")).module
-    gates = [layer.mlp for layer in module.model.layers]
-    plain = copy.deepcopy(gates[0].shared_expert_gate)
-    del plain.forward  # the hook's
-    gates[0].shared_expert_gate = nn.Sequential(plain)
-    own = gates[1].shared_expert_gate.forward = partial(functional.linear, weight=plain.weight)
-    for part in module.modules():
-        if type(vars(part).get("forward")) is TreeForward:
-            del part.forward
-    model = handed_over(module)
-    compact(model, layout_of(forest(0), CHUNK)).loss.backward()
-    assert "forward" not in vars(plain)
-    assert gates[1].shared_expert_gate.forward is own
