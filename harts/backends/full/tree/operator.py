@@ -31,7 +31,7 @@ def attend(  # noqa: PLR0917
 ) -> Tensor:
     """Attend. Between the passes, q, k, v and outputs are held once, and a number for each query and head.
 
-    Gradients of keys and values of roots are added once over both kinds of launches, and rounded once.
+    Gradients of keys and values of packed roots are summed over both kinds of launches, each of which rounds its own.
 
     Args:
         q: [R, H, Dk].
