@@ -353,10 +353,13 @@ def test_rounding_explains_nothing_where_logits_are_equal(part):
 
 @pytest.mark.parametrize("before", [(False, False), (True, True)])
 def test_sums_have_a_fixed_order_in_models_of_megatron_alone(part, before):
-    enabled, others = torch.are_deterministic_algorithms_enabled, SimpleNamespace()
+    enabled, others = torch.are_deterministic_algorithms_enabled, [SimpleNamespace()]
+    kind = part("processes").TransformerEngine
+    others += [SimpleNamespace(parallel=None, full=kind(kind.Config()))]
     try:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        for model, within in ((SimpleNamespace(parallel=None), True), (others, before[0])):
+        megatron = SimpleNamespace(parallel=None, full=None)
+        for model, within in ((megatron, True), *((each, before[0]) for each in others)):
             with pytest.raises(KeyError), part("processes").fixed_order(model):
                 assert enabled() == within
                 raise KeyError

@@ -7,11 +7,13 @@ to hold. In blocks of one size, rows have the same bits in every packing.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
@@ -31,10 +33,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
 
     Returns:
         [..., outputs].
+
+    Raises:
+        ValueError: there are two dtypes, and none is asked for.
     """
     if dtype is None:
         x, weight, bias = _cast(x), _cast(weight), None if bias is None else _cast(bias)
         dtype = x.dtype
+        if weight.dtype != dtype:
+            raise ValueError(f"rows of {dtype} and a weight of {weight.dtype}: they need one dtype")
     product: Tensor = _Product.apply(x.flatten(end_dim=-2), weight, dtype)  # type: ignore[no-untyped-call]
     product = product.view(*x.shape[:-1], len(weight))
     return product if bias is None else product + bias.to(dtype)
@@ -47,9 +54,14 @@ FUNCTIONS = SimpleNamespace(**{**vars(functional), "linear": linear})
 def _cast(x: Tensor) -> Tensor:
     """As autocast casts what goes into a product."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
+
+
+def _as_given(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast, which casts what some overloads of a product are given."""
+    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
 
 
 class _Product(torch.autograd.Function):
@@ -57,14 +69,8 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dtype = dtype
-        columns, out = weight.to(dtype).t(), x.new_empty(len(x), len(weight), dtype=dtype)
-        for rows, into in zip(torch.split(x, BLOCK), torch.split(out, BLOCK), strict=True):
-            if len(rows) == BLOCK:
-                torch.mm(rows.to(dtype), columns, out=into)
-            else:
-                whole = functional.pad(rows.to(dtype), (0, 0, 0, BLOCK - len(rows)))
-                into.copy_(whole.mm(columns)[: len(rows)])
-        return out
+        with _as_given(x.device):
+            return _in_blocks(x, weight.to(dtype).t(), dtype)
 
     @staticmethod
     @once_differentiable
@@ -72,5 +78,17 @@ class _Product(torch.autograd.Function):
         """Of all rows at once: a gradient is a sum over the microbatch's rows in any case."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, _ = ctx.needs_input_grad
-        dx = grad.mm(weight.to(ctx.dtype)).to(x.dtype) if of_x else None
-        return dx, grad.t().mm(x.to(ctx.dtype)).to(weight.dtype) if of_weight else None, None
+        with _as_given(x.device):
+            dx = grad.mm(weight.to(ctx.dtype)).to(x.dtype) if of_x else None
+            return dx, grad.t().mm(x.to(ctx.dtype)).to(weight.dtype) if of_weight else None, None
+
+
+def _in_blocks(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    out = x.new_empty(len(x), columns.shape[1], dtype=dtype)
+    for rows, into in zip(torch.split(x, BLOCK), torch.split(out, BLOCK), strict=True):
+        if len(rows) == BLOCK:
+            torch.mm(rows.to(dtype), columns, out=into)
+        else:
+            whole = functional.pad(rows.to(dtype), (0, 0, 0, BLOCK - len(rows)))
+            into.copy_(whole.mm(columns)[: len(rows)])
+    return out

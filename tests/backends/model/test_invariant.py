@@ -58,6 +58,26 @@ def test_another_dtype_is_that_of_the_product_alone() -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-6 if got.dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [5, BLOCK + 5])
+def test_a_dtype_that_is_asked_for_holds_under_autocast(count: int) -> None:
+    x, weight = _draw(count, 6, dtype=torch.float32), _draw(3, 6, dtype=torch.float32)
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight, dtype=torch.float32)
+
+    wanted = _with_gradients(product, x, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = _with_gradients(product, x, weight)
+    for got, exact in zip(found, wanted, strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, exact)
+
+
+def test_two_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows of torch.float64 and a weight of torch.float32"):
+        linear(_draw(5, 6), _draw(3, 6, dtype=torch.float32))
+
+
 def check_rows(inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
     rows, weight = (
         torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)

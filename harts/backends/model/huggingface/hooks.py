@@ -42,10 +42,10 @@ class InvariantForward:
     def __init__(self, module: Any, slot: Slot) -> None:
         self.module, self.slot = module, slot
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *given: Any, **others: Any) -> Any:
         """What the module gives."""
         function = type(self.module).forward
-        return (function if self.slot.call is None else rebound(function, PRODUCTS))(self.module, *given)
+        return (function if self.slot.call is None else rebound(function, PRODUCTS))(self.module, *given, **others)
 
 
 class CountExperts:

@@ -119,11 +119,11 @@ def test_what_is_held_between_the_passes() -> None:
 
 
 def test_gradients_of_shared_keys_are_added_and_rounded_once() -> None:
-    """A root's key gets 256 from its own row, 1.5 from others; bfloat16 has 256, 258 and nothing between."""
+    """A root's key gets 256 from its own row, 1 and a bit from others: 257 would be rounded down, and this is not."""
     inputs, views = draw(3, (1, 1, 8, 8), torch.bfloat16), views_of([(-1, 1), (0, 1), (0, 1)])
     with torch.no_grad():
         inputs[0].zero_()
     out = attend(*inputs, views)
-    upstream = torch.tensor([256.0, 1.5, 1.5]).bfloat16()[:, None, None].expand_as(out)
+    upstream = torch.tensor([256.0, 2.0, 2**-7]).bfloat16()[:, None, None].expand_as(out)
     dv = torch.autograd.grad(out, inputs, upstream)[2]
-    assert dv[:, 0, 0].tolist() == [258.0, 0.75, 0.75]
+    assert dv[:, 0, 0].tolist() == [258.0, 1.0, 2**-8]

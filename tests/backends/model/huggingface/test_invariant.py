@@ -41,10 +41,15 @@ def test_routers_and_gates_use_it_in_calls_with_a_plan_alone(family: str, monkey
         monkeypatch.setattr(model.family.modeling, name, inspect.unwrap(getattr(model.family.modeling, name)))
     layers, gates = len(routers(model.module, family)), family in WITH_SHARED_GATE
     assert layers
-    compact(model, layout_of(forest(0), CHUNK))
+    layout = layout_of(forest(0), CHUNK)
+    compact(model, layout)
     assert sorted(outputs) == [1] * layers * gates + [EXPERTS] * layers
+    rows = torch.randn(len(layout.input_ids), model.settings.hidden_size)
+    for router in routers(model.module, family):
+        assert torch.equal(router(hidden_states=rows)[0], router(rows)[0])
+    assert len(outputs) == layers * (3 + gates)
     model.module(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
-    assert len(outputs) == layers * (1 + gates)
+    assert len(outputs) == layers * (3 + gates)
 
 
 def test_a_gate_of_another_class_and_a_forward_of_its_own_are_kept() -> None:
