@@ -7,13 +7,11 @@ to hold. In blocks of one size, rows have the same bits in every packing.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.autocast_mode import is_autocast_available
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
@@ -54,22 +52,19 @@ FUNCTIONS = SimpleNamespace(**{**vars(functional), "linear": linear})
 def _cast(x: Tensor) -> Tensor:
     """As autocast casts what goes into a product."""
     kind = x.device.type
-    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
 
-def _as_given(device: torch.device) -> AbstractContextManager[Any]:
-    """Without autocast, which casts what some overloads of a product are given."""
-    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
-
-
 class _Product(torch.autograd.Function):
+    """In the dtype that is asked for: autocast casts what some overloads of a product are given, and not others."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dtype = dtype
-        with _as_given(x.device):
+        with torch.autocast(x.device.type, enabled=False):
             return _in_blocks(x, weight.to(dtype).t(), dtype)
 
     @staticmethod
@@ -78,7 +73,7 @@ class _Product(torch.autograd.Function):
         """Of all rows at once: a gradient is a sum over the microbatch's rows in any case."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, _ = ctx.needs_input_grad
-        with _as_given(x.device):
+        with torch.autocast(x.device.type, enabled=False):
             dx = grad.mm(weight.to(ctx.dtype)).to(x.dtype) if of_x else None
             return dx, grad.t().mm(x.to(ctx.dtype)).to(weight.dtype) if of_weight else None, None
 

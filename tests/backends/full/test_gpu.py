@@ -21,7 +21,7 @@ from harts.backends.build import refusals
 from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
-from harts.backends.full.tree.plan import first_listed
+from harts.backends.full.tree.plan import roots_of
 from harts.backends.full.visibility import Passes, read_visibility
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import resolve
@@ -373,7 +373,7 @@ def test_in_both_passes_no_expanded_row_is_held_by_what_does_not_expand(
     assert room < expanded / 4
     summed = heads * key_dim + (groups * (key_dim + value_dim) if heads != groups else 0)
     compact = 2 * upstream.nbytes + sum(each.nbytes for each in given) + 4 * (views.rows + 256) * summed
-    compact += first_listed(views) * groups * (key_dim + value_dim) * BF16.itemsize
+    compact += roots_of(views).rows * groups * (key_dim + value_dim) * BF16.itemsize
     inputs, attend = [each.requires_grad_() for each in given], attend_with(backend, views, 0.1)
     for _ in range(2):  # the first makes what all layers share
         before = torch.cuda.memory_allocated()

@@ -78,21 +78,8 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     return None
 
 
-def first_listed(views: AttentionViews) -> int:
-    """First row of those that go by lists: of the first branch that has ancestors, C if none has.
-
-    Rounds are in order, so roots come before it. They are packed only where they hold at least half of all pairs:
-    gradients of their keys come from both kinds of launches then, and are rounded once more.
-    """
-    branches = np.flatnonzero(np.diff(views.run_offset) > 1)
-    if not len(branches):
-        return int(views.cu_q[-1])
-    roots = np.diff(views.cu_q[: branches[0] + 1])
-    return int(views.cu_q[branches[0]]) if (roots * (roots + 1)).sum() >= views.pairs else 0
-
-
 def roots_of(views: AttentionViews) -> AttentionViews:
-    """The branches before the first listed row, as views of their own; made once for the views."""
+    """The branches before the first row that goes by lists, as views of their own; made once for the views."""
     return views.once("roots", lambda: _roots(views))
 
 
@@ -120,8 +107,21 @@ def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
     return TreePlan(roots, None if roots.rows == rows else _listed(views, roots.rows, rows, sizes))
 
 
+def _first_listed(views: AttentionViews) -> int:
+    """First row of those that go by lists: of the first branch that has ancestors, C if none has.
+
+    Rounds are in order, so roots come before it. They are packed only where they hold at least half of all pairs:
+    gradients of their keys come from both kinds of launches then, and are rounded once more.
+    """
+    branches = np.flatnonzero(np.diff(views.run_offset) > 1)
+    if not len(branches):
+        return int(views.cu_q[-1])
+    roots = np.diff(views.cu_q[: branches[0] + 1])
+    return int(views.cu_q[branches[0]]) if (roots * (roots + 1)).sum() >= views.pairs else 0
+
+
 def _roots(views: AttentionViews) -> AttentionViews:
-    first = first_listed(views)
+    first = _first_listed(views)
     count = int(np.searchsorted(views.cu_q, first))
     return AttentionViews(
         cu_q=views.cu_q[: count + 1],
@@ -134,7 +134,7 @@ def _roots(views: AttentionViews) -> AttentionViews:
 
 
 def _tiles(views: AttentionViews, keys: int) -> Tiles:
-    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, first_listed(views)))
+    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, roots_of(views).rows))
 
 
 def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> Listed:
