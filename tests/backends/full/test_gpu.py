@@ -149,6 +149,11 @@ def test_it_serves_on_this_machine(case: Case, shape: tuple[int, ...], device: s
     assert refusals(case.backend(), need_of(shape, device)) == []
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 256])
+def test_tree_serves_in_its_other_tile_sizes(head_dim: int, device: str) -> None:
+    assert refusals(Case("tree").backend(), need_of((4, 4, head_dim, head_dim), device)) == []
+
+
 @pytest.mark.parametrize("name", FORESTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=str)

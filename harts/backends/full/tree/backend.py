@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import Tensor
 
 from harts.backends.base import AttentionCost, FullAttention, Need
@@ -10,7 +12,6 @@ from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.flash_attention_4 import HOPPER, MODULE, FlashAttention4, FlashAttention4Config
 from harts.backends.full.packed import import_faults, machine_faults, shape_faults
 from harts.backends.full.tree.plan import (
-    TILE_QUERIES,
     TileSizes,
     backward_tiles,
     forward_tiles,
@@ -58,9 +59,9 @@ class Tree(FullAttention):
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """All pairs of the tiles that hold a visible pair; nothing is expanded."""
-        sizes = tile_sizes(need.full_head_dims) or TileSizes(TILE_QUERIES, TILE_QUERIES)  # told of refused dims, too
-        forward = len(forward_tiles(views, sizes).query) * TILE_QUERIES * sizes.forward
-        backward = len(backward_tiles(views, sizes).query) * TILE_QUERIES * sizes.backward
+        sizes = tile_sizes(need.full_head_dims) or TileSizes((128, 128), (128, 128))  # told of refused dims, too
+        forward = len(forward_tiles(views, sizes).query) * prod(sizes.forward)
+        backward = len(backward_tiles(views, sizes).query) * prod(sizes.backward)
         roots = ROOTS.cost(roots_of(views), need)
         flops = roots.flops + forward_flops(forward, need) + backward_flops(backward, need)
         return AttentionCost(roots.expanded_bytes, flops)

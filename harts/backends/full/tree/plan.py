@@ -15,17 +15,19 @@ from harts.backends.placing import place
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.base import Int32
 
-TILE_QUERIES = 128
-"""Query rows of a listed tile."""
-MOST_ROWS = 2**30 - TILE_QUERIES
+Tile = tuple[int, int]
+"""Query rows and key rows of a tile."""
+MOST_TILE_ROWS = 128
+"""Of all tiles, on either side."""
+MOST_ROWS = 2**30 - MOST_TILE_ROWS
 """Two numbers a row are indexed in 32 bits."""
 
 
 class TileSizes(NamedTuple):
-    """Key rows of a listed tile: those of the kernels' own tiles, which lists have to match."""
+    """Of listed tiles, which have to match the kernels' own: a kernel cuts a listed tile into its own ones."""
 
-    forward: int
-    backward: int
+    forward: Tile
+    backward: Tile
 
 
 class DeviceLists(NamedTuple):
@@ -35,8 +37,7 @@ class DeviceLists(NamedTuple):
     partial_index: Tensor
     full_count: Tensor
     full_index: Tensor
-    tile: tuple[int, int]
-    """(query rows, key rows) of a tile."""
+    tile: Tile
 
 
 class Listed(NamedTuple):
@@ -70,11 +71,12 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     """
     key_dim, value_dim = head_dims
     if key_dim <= 128 and value_dim <= 128:
-        return TileSizes(128, 128)
+        backward_queries = 128 if key_dim <= 64 else 64 if key_dim <= 96 else 80
+        return TileSizes((128, 128), (backward_queries, 128))
     if key_dim <= 192 and value_dim <= 128:
-        return TileSizes(128, 96)
+        return TileSizes((128, 128), (64, 96))
     if key_dim == value_dim == 256:
-        return TileSizes(80, 64)
+        return TileSizes((128, 80), (64, 64))
     return None
 
 
@@ -133,8 +135,8 @@ def _roots(views: AttentionViews) -> AttentionViews:
     )
 
 
-def _tiles(views: AttentionViews, keys: int) -> Tiles:
-    return views.once(("tiles", keys), lambda: visible_tiles(views, TILE_QUERIES, keys, roots_of(views).rows))
+def _tiles(views: AttentionViews, tile: Tile) -> Tiles:
+    return views.once(("tiles", tile), lambda: visible_tiles(views, *tile, roots_of(views).rows))
 
 
 def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> Listed:
@@ -145,8 +147,8 @@ def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> L
     return Listed(
         _intervals(Preorder(order.enter[first:], order.leave[first:]), views.device),
         _intervals(order, views.device),
-        _device_lists(forward, "query", extent, (TILE_QUERIES, sizes.forward), views.device),
-        _device_lists(backward, "key", extent, (TILE_QUERIES, sizes.backward), views.device),
+        _device_lists(forward, "query", extent, sizes.forward, views.device),
+        _device_lists(backward, "key", extent, sizes.backward, views.device),
         rows,
     )
 
@@ -154,11 +156,11 @@ def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> L
 def _intervals(order: Preorder, device: torch.device) -> Tensor:
     """Kernels ask for the intervals of all rows of a tile, also of those past the last row."""
     pairs = np.stack(order, axis=1).ravel().astype(np.int32)
-    return place(np.pad(pairs, (0, 2 * TILE_QUERIES)), device)
+    return place(np.pad(pairs, (0, 2 * MOST_TILE_ROWS)), device)
 
 
 def _device_lists(
-    tiles: Tiles, by: Literal["query", "key"], rows: tuple[int, int], tile: tuple[int, int], device: torch.device
+    tiles: Tiles, by: Literal["query", "key"], rows: tuple[int, int], tile: Tile, device: torch.device
 ) -> DeviceLists:
     queries, keys = (ceil_div(count, size) for count, size in zip(rows, tile, strict=True))
     one, other, *counts = (

@@ -56,10 +56,11 @@ def test_without_a_reason_it_serves(hopper):
 @pytest.mark.parametrize(
     ("head_dims", "sizes"),
     [
-        ((64, 64), (128, 128)),
-        ((128, 128), (128, 128)),
-        ((192, 128), (128, 96)),
-        ((256, 256), (80, 64)),
+        ((64, 64), ((128, 128), (128, 128))),
+        ((96, 96), ((128, 128), (64, 128))),
+        ((128, 128), ((128, 128), (80, 128))),
+        ((192, 128), ((128, 128), (64, 96))),
+        ((256, 256), ((128, 80), (64, 64))),
         ((192, 192), None),
         ((128, 256), None),
     ],
@@ -83,12 +84,12 @@ def test_it_expands_nothing_and_computes_whole_tiles():
 
 def test_a_plan_is_made_once():
     views = views_of(CHAIN)
-    assert tree_plan(views, TileSizes(128, 96)) is tree_plan(views, TileSizes(128, 96))
+    assert tree_plan(views, TileSizes((128, 128), (64, 96))) is tree_plan(views, TileSizes((128, 128), (64, 96)))
 
 
 BRANCHES = [*CHAIN, (5, 1), (500, 70), (1000, 100), (-1, 40), (1199, 1), (-1, 9)]
 """The first root, branches, and roots between and behind them."""
-SIZES = [TileSizes(128, 128), TileSizes(128, 96)]
+SIZES = [tile_sizes((dim, min(dim, 128))) for dim in (64, 128, 192)]
 
 
 def rows_of(branches):

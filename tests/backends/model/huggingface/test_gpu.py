@@ -108,11 +108,26 @@ def check(case: Case, linear: LinearAttention, full: FullAttention, device: str)
     assert apart["min_call"] <= 1.5 * apart["flat"] + 1e-3, told
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_compact_is_as_close_to_float32_as_flat(case: Case) -> None:
+@pytest.fixture
+def device() -> str:
+    """A GPU with all kernels."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     pytest.importorskip("fla")
     pytest.importorskip("flash_attn.cute.interface")
+    return "cuda"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_compact_is_as_close_to_float32_as_flat(case: Case, device: str) -> None:
     linear = _backend("linear_attention", case.linear, **case.settings)
-    check(case, linear, _backend("full_attention", case.full), "cuda")
+    check(case, linear, _backend("full_attention", case.full), device)
+
+
+def test_logits_have_the_bits_of_flat(device: str) -> None:
+    """Where full attention packs branches as it packs trajectories, no kernel depends on what lies beside a row."""
+    case = CASES[0]
+    linear = _backend("linear_attention", case.linear, **case.settings)
+    model = _model(case, linear, _backend("full_attention", case.full), device, dtype="bfloat16")
+    compact_logits, flat_logits = (_run(model, paths_of(FOREST), plan)[0] for plan in ("min_call", "flat"))
+    assert torch.equal(compact_logits, flat_logits)
