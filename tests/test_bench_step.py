@@ -22,7 +22,7 @@ from harts.backends.full.sdpa import Sdpa
 from harts.backends.linear.naive import Naive
 from harts.backends.plan_tensors import AttentionViews, PlanTensors, attention_views
 from harts.errors import ConfigError, InputError
-from harts.registry import BUILT_IN
+from harts.registry import BUILT_IN, resolve
 from tests.scripts import TOOLS, script
 
 SMALL = ["--model", "reference", "--set", "model.vocab_size=64", "--set", "call_plan.chunk_size=16", "--repeats", "2"]
@@ -337,6 +337,12 @@ def test_bounds_of_parity_are_those_of_the_dtype(part):
         "gradient of b"
     )
     assert len(faults(made, [spread], torch.float32)) == 2
+    apart = made._replace(gradient=1.0, parameters={"a": 0.5, "b": 1.0})
+    of_itself = made._replace(gradient=1.09, parameters={"a": 1.09, "b": 1.09})
+    assert faults(apart, [of_itself], torch.bfloat16) == [
+        "gradient: differs by a relative 1.0e+00, allowed is 5.0e-01; worst is a",
+        "gradient of b: differs by a relative 1.0e+00, allowed is 9.0e-01",
+    ]
     assert len(faults(made._replace(loss=float("nan")), [made], torch.bfloat16)) == 1
     many = made._replace(gradient=0.0, parameters=dict.fromkeys("abcdef", 1.0))
     found = faults(many, [many._replace(parameters=dict.fromkeys("abcdef", 0.1))], torch.bfloat16)
@@ -437,6 +443,7 @@ def test_parts_are_known_by_their_classes(part):
         "e": "AnRMSNorm",
     }
     names |= {"h": "TreeLinearAttention", "i": "GatedMla", "j": "TreeMla", "k": "MoELayer"}
+    names["l"] = "KimiLinearAttention"
     for name, cls in {**names, "f": "SparseMoeBlock", "g": "QwenMLP"}.items():
         layer.add_module(name, of(cls))
     layer.d.add_module("inner", of("QwenMLP"))
@@ -452,10 +459,22 @@ def test_parts_are_known_by_their_classes(part):
         "TreeLinearAttention": "linear layers, rest",
         "GatedMla": "attention layers, rest",
         "TreeMla": "attention layers, rest",
+        "KimiLinearAttention": "attention layers, rest",
         "MoELayer": "MoE and MLP",
         "AnRMSNorm": "norms",
     }
-    assert len(found) == 11
+    assert len(found) == 12
+
+
+def test_layers_of_every_family_are_known(part):
+    for name in BUILT_IN["huggingface_families"]:
+        family = resolve("huggingface_families", name)
+        for layer, kind in (
+            (family.full_layer, "attention layers, rest"),
+            (family.linear_layer, "linear layers, rest"),
+        ):
+            module = type(layer, (nn.Module,), {})()
+            assert part("breakdown").parts_of(nn.Sequential(module)) == {module: kind}
 
 
 def test_conversion_that_pairs_and_logits_allow(part):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from step_bench.choice import chosen
+from step_bench.workloads import TOKENS, rollouts
 
 from harts.ir import Columns, CompactLayout, RolloutBatch, SegmentTree
 from harts.ir.base import Int64
@@ -16,7 +19,7 @@ from harts.registry import resolve
 from harts.stages.ingest.trie import build_trie
 from linear_bench.forests import CHUNK, forest, random_forest, sand, scaled
 
-NAMES = ("case1", "case2", "case3", "claude", "none", "forest", "sand")
+NAMES = ("case1", "case2", "case3", "claude", "step", "none", "forest", "sand")
 CASES = {"case1": "I", "case2": "II", "case3": "III"}
 CAPACITY = 65_536
 """Compact tokens that the generated microbatch may hold."""
@@ -58,7 +61,8 @@ class Workload(NamedTuple):
 
 
 def workload(name: str, shared: Path, seed: int, scale: float) -> Workload:
-    """Plan one of `NAMES`.
+    """Plan one of `NAMES`: `claude` is the fullest microbatch of a small generated step, `step` the one that is nearest
+    to a whole step of 1,551 trajectories in S / C, in the ratio of pairs, and in rows.
 
     Args:
         name: which.
@@ -96,7 +100,9 @@ def _tree(name: str, shared: Path, seed: int, scale: float) -> SegmentTree:
     if name in CASES:
         tree = _paper_tree(CASES[name], _existing(shared / "paper_cases.json"))
     elif name == "claude":
-        tree = _generated(_existing(shared / "tools" / "gen_claude_like.py"), seed)
+        tree = _fullest(_existing(shared / "tools" / "gen_claude_like.py"), seed)
+    elif name == "step":
+        tree = _typical(shared, seed)
     else:
         tree = forest([-1] * 8, [8_192] * 8)
     return tree if scale == 1 else scaled(tree, scale)
@@ -115,17 +121,27 @@ def _paper_tree(number: str, path: Path) -> SegmentTree:
     return forest([known[each["parent"]] for each in segments], [each["tokens"] for each in segments])
 
 
-def _generated(generator: Path, seed: int) -> SegmentTree:
-    """The fullest microbatch of a generated step."""
+def _fullest(generator: Path, seed: int) -> SegmentTree:
+    """The fullest microbatch of a small generated step."""
     made = _module(generator).generate(**GENERATED, seed=seed)
     offset, count = made["offsets"], len(made["offsets"]) - 1
     mask = np.ones(int(offset[-1]), dtype=np.bool_)
     names = tuple(f"t{i}" for i in range(count))
     columns = Columns(names, ("g",), offset, np.zeros(count, dtype=np.int32), mask)
-    trie = build_trie(RolloutBatch("generated", made["tokens"], columns))
+    return max(_microbatches(RolloutBatch("generated", made["tokens"], columns)), key=lambda tree: len(tree.tokens))
+
+
+def _typical(shared: Path, seed: int) -> SegmentTree:
+    """The microbatch that stands best for a whole generated step."""
+    trees = _microbatches(rollouts("claude", shared, seed, TOKENS, CAPACITY))
+    return trees[chosen(trees, 1)[0]]
+
+
+def _microbatches(batch: RolloutBatch) -> Sequence[SegmentTree]:
     partition, schedule = resolve("partition", "contiguous"), resolve("schedule", "slots")
-    trees = schedule(schedule.Config()).run(partition(partition.Config(capacity=CAPACITY)).run(trie))
-    return max(trees.items, key=lambda tree: len(tree.tokens))
+    trees = schedule(schedule.Config()).run(partition(partition.Config(capacity=CAPACITY)).run(build_trie(batch)))
+    made: Sequence[SegmentTree] = trees.items
+    return made
 
 
 def _module(path: Path) -> Any:

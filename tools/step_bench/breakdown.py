@@ -26,7 +26,7 @@ HEAD, LAYOUT = "LM head, log-probs", "layout tensors"
 PARTS = (RULE, LINEAR, ATTEND, FULL, EXPERTS, NORMS, HEAD, LAYOUT, OTHER)
 
 MODULES = (
-    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|LinearAttention|^LinearLayer)$")),
+    (LINEAR, re.compile(r"(DeltaNet|DeltaAttention|(?<!Kimi)LinearAttention|^LinearLayer)$")),
     (FULL, re.compile(r"(Attention|Mla|^GqaLayer|^MlaLayer)$")),
     (EXPERTS, re.compile(r"(MLP|^Mlp|MoE|^MoeLayer|^MoELayer|MoeBlock)$")),
 )

@@ -87,23 +87,19 @@ def _breakdown(pipeline: Pipeline, part: Cut, loaded: Loaded, clock: Clock) -> d
 
 
 def _timed(name: str, pipeline: Pipeline, made: Cut, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Both sides in turn, each repeat beginning with the other one; the first microbatch twice before."""
+    """Both sides in turn, each repeat beginning with the other one; once before, when kernels meet their shapes."""
     clock = Clock(settings.device)
     sides, replicas = [made.ours, made.flat], pipeline.env.model.split.replicas
-    for side in sides:
-        progress.tell(f"{name}: warming up, {side.name}")
-        for _ in range(2):
-            first = side.microbatches[:replicas]
-            run(pipeline, side._replace(microbatches=first), clock, lambda _: None)
-    found: dict[str, list[Pass]] = {side.name: [] for side in sides}
-    for repeat in range(settings.repeats):
-        for side in sides if repeat % 2 == 0 else sides[::-1]:
-            text = f"{name}: repeat {repeat + 1} of {settings.repeats}, {side.name}"
+    found: dict[str, list[Pass]] = {}
+    for repeat in range(settings.repeats + 1):
+        for side in sides if repeat % 2 else sides[::-1]:
+            text = f"{name}: {f'repeat {repeat} of {settings.repeats}' if repeat else 'warming up'}, {side.name}"
             progress.tell(text)
-            found[side.name].append(
-                run(pipeline, side, clock, partial(progress.count, text, of=len(side.microbatches) // replicas))
-            )
-            _check(found[side.name][-1], side, name)
+            count = partial(progress.count, text, of=len(side.microbatches) // replicas)
+            done = run(pipeline, side, clock, count)
+            _check(done, side, name)
+            if repeat:
+                found.setdefault(side.name, []).append(done)
     ours, flat = found["HARTS"][0].loss, found["flat"][0].loss
     return {
         "seconds": {side: summary(passes) for side, passes in found.items()},

@@ -28,7 +28,9 @@ NARROW_LOSS = 1e-3
 """The same in 16 bits."""
 SPREAD, SPREAD_OF_ONE, NARROW = 2.0, 4.0, 0.02
 """Largest relative difference in 16 bits, of the whole gradient and of that of one parameter: so many times what the
-flat run differs from itself, or `NARROW` if that is more. A part of the gradient that is missing is off by 1."""
+flat run differs from itself, or `NARROW` if that is more."""
+MOST, MOST_OF_ONE = 0.5, 0.9
+"""However much the flat run differs from itself: a gradient that is missing is off by 1."""
 NAMED = 3
 """Parameters that are named if their gradients are too far off."""
 
@@ -290,17 +292,17 @@ def faults(ours: Difference, spread: Sequence[Difference], dtype: torch.dtype) -
     found = _beyond("loss", ours.loss, LOSS if wide else NARROW_LOSS)
     if wide:
         return found + _beyond("gradient", ours.gradient, TOLERANCE[dtype], ours.worst)
-    found += _beyond("gradient", ours.gradient, _allowed(SPREAD, [each.gradient for each in spread]), ours.worst)
+    found += _beyond("gradient", ours.gradient, _allowed(SPREAD, MOST, [each.gradient for each in spread]), ours.worst)
     of_one = []
     for name, value in ours.parameters.items():
-        limit = _allowed(SPREAD_OF_ONE, [each.parameters[name] for each in spread])
+        limit = _allowed(SPREAD_OF_ONE, MOST_OF_ONE, [each.parameters[name] for each in spread])
         of_one += _beyond(f"gradient of {name}", value, limit)
     more = [f"{len(of_one) - NAMED} more parameters' gradients are too far off"] if len(of_one) > NAMED else []
     return found + of_one[:NAMED] + more
 
 
-def _allowed(times: float, spread: Sequence[float]) -> float:
-    return max(NARROW, times * max((each for each in spread if math.isfinite(each)), default=0.0))
+def _allowed(times: float, most: float, spread: Sequence[float]) -> float:
+    return min(most, max(NARROW, times * max((each for each in spread if math.isfinite(each)), default=0.0)))
 
 
 def _beyond(name: str, value: float, limit: float, worst: str = "") -> list[str]:

@@ -71,8 +71,7 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     """
     key_dim, value_dim = head_dims
     if key_dim <= 128 and value_dim <= 128:
-        backward_queries = 128 if key_dim <= 64 else 64 if key_dim <= 96 else 80
-        return TileSizes((128, 128), (backward_queries, 128))
+        return TileSizes((128, 128), (128 if key_dim <= 64 else 64, 128))
     if key_dim <= 192 and value_dim <= 128:
         return TileSizes((128, 128), (64, 96))
     if key_dim == value_dim == 256:
