@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harts.backends.base import Need
 from harts.backends.devices import capability
-from harts.backends.full.packed import Expanding, import_faults, machine_faults, packed_views
+from harts.backends.full.packed import Expanding, import_faults, machine_faults, order_faults, packed_views
 from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig
 
@@ -34,7 +34,7 @@ class FlashAttention4(Expanding):
     config: FlashAttention4Config
 
     def _faults(self, need: Need) -> list[str]:
-        found = machine_faults(need, (9, 0)) + import_faults(MODULE, "fa4")
+        found = machine_faults(need, (9, 0)) + import_faults(MODULE, "fa4") + order_faults(self.deterministic(need))
         (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
         if any(dim % 8 or not 8 <= dim <= 256 for dim in need.full_head_dims):
             found.append(f"head dims {need.full_head_dims} (query/key, value) are not multiples of 8 from 8 to 256")

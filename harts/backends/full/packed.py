@@ -223,6 +223,19 @@ def machine_faults(need: Need, least: tuple[int, int]) -> list[str]:
     return []
 
 
+def order_faults(deterministic: bool) -> list[str]:
+    """The reason in torch's setting, which is meant to raise where kernels have no fixed order of sums.
+
+    Args:
+        deterministic: whether they have one.
+    """
+    if deterministic or not torch.are_deterministic_algorithms_enabled():
+        return []
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        return []
+    return ["torch.use_deterministic_algorithms asked for deterministic kernels, and it sums gradients in any order"]
+
+
 def import_faults(module: str, extra: str) -> list[str]:
     """The reason why a package cannot be imported, and which extra of ours installs it."""
     try:

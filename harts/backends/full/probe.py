@@ -1,4 +1,4 @@
-"""A start-up probe: which rows a kernel sees, and whether its results are those of dense attention, on a small forest.
+"""A start-up probe: which rows a kernel sees, and whether its results are those of dense attention, on small forests.
 
 What "causal" means for fewer queries than keys differs between libraries and their versions, and some drop a mask
 without a word. Numbers are then plausible and wrong, so that no such kernel serves before it has shown what it does.
@@ -19,7 +19,10 @@ from harts.backends.full.visibility import Passes, miscounted, read_visibility, 
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.runs import offsets
 
-RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
+Runs = tuple[tuple[tuple[int, int], ...], ...]
+"""(first row, rows) of the runs that each branch sees; the last are its own."""
+
+SHARED: Runs = (
     # three levels: P 0:3 -> A 3:5 -> R0 5:9 and R1 14:17; P -> B 9:12 -> R2 12:14 and R3 17:19
     ((0, 9),),
     ((0, 3), (9, 5)),
@@ -43,7 +46,8 @@ RUNS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((23, 350), (701, 2), (704, 1), (706, 1), (708, 1), (710, 2)),
     ((23, 350), (701, 2), (704, 1), (706, 1), (708, 1), (710, 1), (712, 2)),
 )
-"""(first row, rows) of the runs that each branch sees; the last are its own."""
+ALONE: Runs = (((0, 3),), ((3, 301),), ((304, 1),), ((305, 131),))
+"""Nothing is shared: keys lie in order, and backends may launch something else."""
 PADDING = 4
 TOLERANCE = 0.05
 """Relative error in the Frobenius norm: several times that of 16-bit kernels, far below that of a wrong mask."""
@@ -65,14 +69,14 @@ def probe_faults(backend: FullAttention, need: Need) -> list[str]:
 def _probed(backend: FullAttention, need: Need) -> list[str]:
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            return _faults(backend, need)
+            forests = (probe_views(torch.device(need.device), runs) for runs in (SHARED, ALONE))
+            return next(filter(None, (_faults(backend, need, views) for views in forests)), [])
     except Exception as error:  # kernels and compilers of third parties can raise anything
         reason = (str(error).splitlines() or [""])[0]
         return [f"the start-up probe failed: {type(error).__name__}: {reason}"]
 
 
-def _faults(backend: FullAttention, need: Need) -> list[str]:
-    views = probe_views(torch.device(need.device))
+def _faults(backend: FullAttention, need: Need, views: AttentionViews) -> list[str]:
     seen = visible_rows(views)
     for wrong, when in zip(miscounted(backend, need, views, seen), Passes._fields, strict=True):
         if wrong.any():
@@ -106,13 +110,13 @@ def _wrong_weights(wrong: Tensor, when: str) -> str:
     )
 
 
-def probe_views(device: torch.device) -> AttentionViews:
-    """Views of the small forest, with padding."""
-    runs = np.array([run for branch in RUNS for run in branch], dtype=np.int64)
-    own = np.array([branch[-1][1] for branch in RUNS], dtype=np.int64)
+def probe_views(device: torch.device, branches: Runs = SHARED) -> AttentionViews:
+    """Views of a small forest, with padding."""
+    runs = np.array([run for branch in branches for run in branch], dtype=np.int64)
+    own = np.array([branch[-1][1] for branch in branches], dtype=np.int64)
     return AttentionViews(
         cu_q=offsets(own),
-        run_offset=offsets(np.array([len(branch) for branch in RUNS], dtype=np.int64)),
+        run_offset=offsets(np.array([len(branch) for branch in branches], dtype=np.int64)),
         run_row=runs[:, 0],
         run_length=runs[:, 1],
         rows=int(own.sum()) + PADDING,

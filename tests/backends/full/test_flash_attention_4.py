@@ -66,6 +66,16 @@ def test_is_deterministic_as_the_config_says() -> None:
     assert not backend().deterministic(need())
 
 
+def test_torchs_deterministic_algorithms_need_the_config(calls: list[dict[str, Any]], monkeypatch: Any) -> None:
+    machine(monkeypatch, (9, 0))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    asked = need(device="cuda", dtype=torch.bfloat16, full_head_dims=(128, 128))
+    assert backend(deterministic=True).why_not(asked) == []
+    assert backend().why_not(asked) == [
+        "torch.use_deterministic_algorithms asked for deterministic kernels, and it sums gradients in any order"
+    ]
+
+
 def test_every_reason_is_given() -> None:
     if not import_faults(flash_attention_4.MODULE, "fa4"):
         pytest.skip("the package is installed here")

@@ -21,7 +21,6 @@ from harts.backends.build import refusals
 from harts.backends.full import flash_attention_4, packed, transformer_engine, varlen
 from harts.backends.full.expand import expand
 from harts.backends.full.packed import import_faults
-from harts.backends.full.tree.plan import roots_of
 from harts.backends.full.visibility import Passes, read_visibility
 from harts.backends.plan_tensors import AttentionViews
 from harts.registry import resolve
@@ -168,22 +167,28 @@ def test_rows_see_their_ancestors_and_themselves_alone(
         assert not len(wrong), f"{when}: {len(wrong)} pairs (row, head, row), the first {wrong[0].tolist()}"
 
 
-@pytest.mark.parametrize("forest", ["three levels", "behind most", 0, 1])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], forest: str | int, device: str) -> None:
+def assert_as_near_as_flat(
+    case: Case, shape: tuple[int, ...], branches: Branches, device: str, mean: float = 0.0
+) -> None:
     """Outputs and gradients against float64, at most 1.1 times as far as those of every path by itself.
 
     The gradient of a row's output enters the flat run through the first path that has the row. Gradients of copies are
     summed exactly there, and rounded. A tenth of the unit roundoff is added: norms of roundings differ by as much.
+
+    Args:
+        case: the backend.
+        shape: heads and head dims.
+        branches: of the forest.
+        device: where.
+        mean: of the gradient of outputs, whose standard deviation is 1.
     """
-    branches = FORESTS[forest] if isinstance(forest, str) else long_branches(forest)
     backend, scale, paths = case.backend(), shape[2] ** -0.5, paths_of(branches)
     rows, row = sum(length for _, length in branches), torch.tensor([row for path in paths for row in path])
     own = torch.cat(
         [torch.arange(len(path)) >= len(path) - length for path, (_, length) in zip(paths, branches, strict=True)]
     )
     *given, upstream = draw(rows, shape, device)
+    upstream = upstream + mean
     row, own = row.to(device), own.to(device)
 
     seen = visibility(branches, rows).to(device)
@@ -198,6 +203,23 @@ def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], fo
     errors, allowed = errors_of(found, wanted), errors_of([flat[0][own], *(each.to(BF16) for each in sums)], wanted)
     for name, error, bound in zip(("out", "dq", "dk", "dv"), errors, allowed, strict=True):
         assert error <= 1.1 * bound + 2e-4, (name, errors, allowed)
+
+
+@pytest.mark.parametrize("forest", ["three levels", "behind most", 0, 1])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_errors_are_those_of_the_flat_run(case: Case, shape: tuple[int, ...], forest: str | int, device: str) -> None:
+    assert_as_near_as_flat(case, shape, FORESTS[forest] if isinstance(forest, str) else long_branches(forest), device)
+
+
+@pytest.mark.parametrize("branches", [[(-1, 300), *[(20, 200)] * 3], [(-1, 500), *[(50, 60)] * 8]], ids=["3", "8"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("case", [Case("tree"), Case("flash_attention_4")], ids=str)
+def test_gradients_that_add_up_are_rounded_once(
+    case: Case, shape: tuple[int, ...], branches: Branches, device: str
+) -> None:
+    """Those of outputs have a mean, so that those of a key that many see are far larger than each part."""
+    assert_as_near_as_flat(case, shape, branches, device, mean=2.0)
 
 
 MANY: Branches = [LONG, *((row, 1 + row % 2) for row in range(260, 0, -1)), *((-1, 1) for _ in range(60))]
@@ -255,8 +277,7 @@ def test_tree_with_more_elements_than_32_bits_count(first: int, last: int, fores
 @pytest.mark.parametrize("over", [1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_last_tile_may_be_cut_anywhere(shape: tuple[int, ...], over: int, root: int, device: str) -> None:
-    """Whole tiles that are cut by the last row, in either direction, before and behind a fork; of all rows, and of
-    those behind a root with most of the pairs."""
+    """Whole tiles that are cut by the last row, in either direction, before and behind a fork."""
     branches = [(-1, root), (root - 1, 200), (300, 184 + over)]
     backend, rows = Case("tree").backend(), root + 384 + over
     *given, upstream = draw(rows, shape, device)
@@ -369,8 +390,7 @@ def test_between_the_passes_no_expanded_row_is_held(
 def test_in_both_passes_no_expanded_row_is_held_by_what_does_not_expand(
     case: Case, shape: tuple[int, ...], branches: Branches, device: str
 ) -> None:
-    """Its peak is outputs and gradients of compact rows, those of keys and values of packed roots once more, and sums
-    of gradients in float32; that of the others is above."""
+    """Its peak is outputs and gradients of compact rows, sums of gradients in float32 among them; others' is above."""
     backend, views = case.backend(), views_of(branches, 0, device)
     *given, upstream = draw(views.rows, shape, device)
     (heads, groups, key_dim, value_dim), room = shape, 8 * MIB
@@ -378,7 +398,6 @@ def test_in_both_passes_no_expanded_row_is_held_by_what_does_not_expand(
     assert room < expanded / 4
     summed = heads * key_dim + (groups * (key_dim + value_dim) if heads != groups else 0)
     compact = 2 * upstream.nbytes + sum(each.nbytes for each in given) + 4 * (views.rows + 256) * summed
-    compact += roots_of(views).rows * groups * (key_dim + value_dim) * BF16.itemsize
     inputs, attend = [each.requires_grad_() for each in given], attend_with(backend, views, 0.1)
     for _ in range(2):  # the first makes what all layers share
         before = torch.cuda.memory_allocated()

@@ -188,3 +188,20 @@ def test_it_can_run_where_no_gradients_are_taken() -> None:
 
     with torch.inference_mode():
         assert probe_faults(fake(Here), need()) == []
+
+
+class _WrongAlone(Sdpa):
+    """Forgets the mask where nothing is shared."""
+
+    def attend(self, q, k, v, views, scale):
+        if len(views.run_row) > len(views.cu_q) - 1:
+            return super().attend(q, k, v, views, scale)
+        return super().attend(q, k.flip(0), v, views, scale)
+
+
+def test_where_nothing_is_shared_is_looked_at_as_well() -> None:
+    faults = probe_faults(_WrongAlone(StageConfig()), need())
+    names = [
+        re.fullmatch(r"the start-up probe found an error of [\d.]+ in (.+), allowed is 0.05", each) for each in faults
+    ]
+    assert [name and name[1] for name in names] == ["outputs", "gradients of q", "gradients of k", "gradients of v"]

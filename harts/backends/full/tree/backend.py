@@ -5,32 +5,27 @@ from __future__ import annotations
 from math import prod
 
 from torch import Tensor
+from torch.nn import functional
 
 from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.devices import capability
 from harts.backends.full.costs import backward_flops, forward_flops
+from harts.backends.full.expand import lie_in_order
 from harts.backends.full.flash_attention_4 import HOPPER, MODULE, FlashAttention4, FlashAttention4Config
-from harts.backends.full.packed import import_faults, machine_faults, shape_faults
-from harts.backends.full.tree.plan import (
-    TileSizes,
-    backward_tiles,
-    forward_tiles,
-    roots_of,
-    tile_sizes,
-    tree_plan,
-)
+from harts.backends.full.packed import import_faults, machine_faults, order_faults, shape_faults
+from harts.backends.full.tree.plan import TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
 
 ROOTS = FlashAttention4(FlashAttention4Config())
-"""Attends in branches that have no ancestors, whose keys lie in order."""
+"""Attends where no branch has ancestors: keys lie in order, and packed sequences need no lists."""
 
 
 class Tree(FullAttention):
-    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`): roots as packed sequences where they hold most of the
-    pairs, all other rows over lists of visible tiles, forward and backward.
+    """FlashAttention 4 (package `flash-attn-4`, extra `fa4`) over lists of visible tiles, forward and backward; over
+    packed sequences where nothing is shared.
 
-    In listed tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of
-    queries, and of keys and values of grouped heads, are summed in any order.
+    In tiles that are seen in part, rows are masked by their places in the tree (equation 22). Gradients of queries, and
+    of keys and values of grouped heads, are summed in any order.
     """
 
     expands = False
@@ -41,7 +36,7 @@ class Tree(FullAttention):
         has = capability(need.device)
         if has is not None and has[0] != HOPPER:
             found.append(f"its tiles are those of compute capability 9.0, {need.device} has {has[0]}.{has[1]}")
-        found += import_faults(MODULE, "fa4")
+        found += import_faults(MODULE, "fa4") + order_faults(self.deterministic(need))
         (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
         if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
             dims = f"head dims {need.full_head_dims} (query/key, value)"
@@ -59,12 +54,12 @@ class Tree(FullAttention):
 
     def cost(self, views: AttentionViews, need: Need) -> AttentionCost:
         """All pairs of the tiles that hold a visible pair; nothing is expanded."""
+        if lie_in_order(views):
+            return ROOTS.cost(views, need)
         sizes = tile_sizes(need.full_head_dims) or TileSizes((128, 128), (128, 128))  # told of refused dims, too
         forward = len(forward_tiles(views, sizes).query) * prod(sizes.forward)
         backward = len(backward_tiles(views, sizes).query) * prod(sizes.backward)
-        roots = ROOTS.cost(roots_of(views), need)
-        flops = roots.flops + forward_flops(forward, need) + backward_flops(backward, need)
-        return AttentionCost(roots.expanded_bytes, flops)
+        return AttentionCost(0, forward_flops(forward, need) + backward_flops(backward, need))
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, views: AttentionViews, scale: float) -> Tensor:
         """Attend: see `FullAttention.attend`.
@@ -75,10 +70,10 @@ class Tree(FullAttention):
         sizes = tile_sizes((q.shape[2], v.shape[2]))
         if sizes is None:
             raise ValueError(f"head dims {(q.shape[2], v.shape[2])} (query/key, value): no tiles are known")
-        roots, listed = tree_plan(views, sizes)
-        if listed is None:
+        if lie_in_order(views):
             return ROOTS.call(q, k, v, views, scale)
-        from harts.backends.full.tree.operator import attend  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
+        from harts.backends.full.tree.kernel import run  # noqa: PLC0415  (FlashAttention 4, where there is a GPU)
 
-        calls = ROOTS.calls(q, k, v, roots) if roots.rows else []
-        return attend(q, k, v, roots, listed, calls, scale)
+        rows = int(views.cu_q[-1])
+        out = run(q[:rows], k[:rows], v[:rows], tree_plan(views, sizes), scale)
+        return out if rows == views.rows else functional.pad(out, (0, 0, 0, 0, 0, views.rows - rows))

@@ -24,7 +24,7 @@ MOST_ROWS = 2**30 - MOST_TILE_ROWS
 
 
 class TileSizes(NamedTuple):
-    """Of listed tiles, which have to match the kernels' own: a kernel cuts a listed tile into its own ones."""
+    """Of listed tiles: the kernels' own, so that no tile is computed in which nobody sees anything."""
 
     forward: Tile
     backward: Tile
@@ -40,34 +40,22 @@ class DeviceLists(NamedTuple):
     tile: Tile
 
 
-class Listed(NamedTuple):
-    """The last rows, and all rows that they see, in lists of tiles."""
+class TreePlan(NamedTuple):
+    """One microbatch for head dims of some tile sizes."""
 
-    places: Tensor
-    """`Preorder.enter` and `Preorder.leave` of each query row in turn, int32, [2 * queries up to whole tiles]."""
     intervals: Tensor
-    """The same of each key row, int32, [2 * C up to whole tiles]."""
+    """`Preorder.enter` and `Preorder.leave` of each row in turn, int32, [2 * C up to whole tiles on either side]."""
     keys_of_queries: DeviceLists
     """Forward: tiles of keys of each tile of queries."""
     queries_of_keys: DeviceLists
     """Backward: tiles of queries of each tile of keys."""
-    rows: int
-    """C."""
-
-
-class TreePlan(NamedTuple):
-    """One microbatch for head dims of some tile sizes."""
-
-    roots: AttentionViews
-    """Of the branches that are packed sequences, which are roots and come first."""
-    listed: Listed | None
-    """All others; none if there are none."""
 
 
 def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     """Tile sizes of FlashAttention 4.0.0b36 on compute capability 9.0 for head dims (Dk, Dv); None: not known.
 
-    The library refuses lists of other sizes.
+    The library refuses lists that its kernels' tiles do not divide. For head dims above 96 up to 128 it has another
+    backward kernel with tiles of 80 queries, which was slower with lists.
     """
     key_dim, value_dim = head_dims
     if key_dim <= 128 and value_dim <= 128:
@@ -79,18 +67,13 @@ def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
     return None
 
 
-def roots_of(views: AttentionViews) -> AttentionViews:
-    """The branches before the first row that goes by lists, as views of their own; made once for the views."""
-    return views.once("roots", lambda: _roots(views))
-
-
 def forward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the forward pass of listed rows; found once for the views."""
+    """Visible tiles of the forward pass; found once for the views."""
     return _tiles(views, sizes.forward)
 
 
 def backward_tiles(views: AttentionViews, sizes: TileSizes) -> Tiles:
-    """Visible tiles of the backward pass of listed rows; found once for the views."""
+    """Visible tiles of the backward pass; found once for the views."""
     return _tiles(views, sizes.backward)
 
 
@@ -104,52 +87,18 @@ def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 
 
 def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
-    rows, roots = int(views.cu_q[-1]), roots_of(views)
-    return TreePlan(roots, None if roots.rows == rows else _listed(views, roots.rows, rows, sizes))
-
-
-def _first_listed(views: AttentionViews) -> int:
-    """First row of those that go by lists: of the first branch that has ancestors, C if none has.
-
-    Rounds are in order, so roots come before it. They are packed only where they hold at least half of all pairs:
-    gradients of their keys come from both kinds of launches then, and are rounded once more.
-    """
-    branches = np.flatnonzero(np.diff(views.run_offset) > 1)
-    if not len(branches):
-        return int(views.cu_q[-1])
-    roots = np.diff(views.cu_q[: branches[0] + 1])
-    return int(views.cu_q[branches[0]]) if (roots * (roots + 1)).sum() >= views.pairs else 0
-
-
-def _roots(views: AttentionViews) -> AttentionViews:
-    first = _first_listed(views)
-    count = int(np.searchsorted(views.cu_q, first))
-    return AttentionViews(
-        cu_q=views.cu_q[: count + 1],
-        run_offset=views.run_offset[: count + 1],
-        run_row=views.run_row[:count],
-        run_length=views.run_length[:count],
-        rows=first,
-        device=views.device,
+    rows = int(views.cu_q[-1])
+    if rows > MOST_ROWS:
+        raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS} with an interval each")
+    return TreePlan(
+        _intervals(preorder(views), views.device),
+        _device_lists(forward_tiles(views, sizes), "query", rows, sizes.forward, views.device),
+        _device_lists(backward_tiles(views, sizes), "key", rows, sizes.backward, views.device),
     )
 
 
 def _tiles(views: AttentionViews, tile: Tile) -> Tiles:
-    return views.once(("tiles", tile), lambda: visible_tiles(views, *tile, roots_of(views).rows))
-
-
-def _listed(views: AttentionViews, first: int, rows: int, sizes: TileSizes) -> Listed:
-    if rows > MOST_ROWS:
-        raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS} with an interval each")
-    forward, backward = forward_tiles(views, sizes), backward_tiles(views, sizes)
-    order, extent = preorder(views), (rows - first, rows)
-    return Listed(
-        _intervals(Preorder(order.enter[first:], order.leave[first:]), views.device),
-        _intervals(order, views.device),
-        _device_lists(forward, "query", extent, sizes.forward, views.device),
-        _device_lists(backward, "key", extent, sizes.backward, views.device),
-        rows,
-    )
+    return views.once(("tiles", tile), lambda: visible_tiles(views, *tile))
 
 
 def _intervals(order: Preorder, device: torch.device) -> Tensor:
@@ -159,9 +108,9 @@ def _intervals(order: Preorder, device: torch.device) -> Tensor:
 
 
 def _device_lists(
-    tiles: Tiles, by: Literal["query", "key"], rows: tuple[int, int], tile: Tile, device: torch.device
+    tiles: Tiles, by: Literal["query", "key"], rows: int, tile: Tile, device: torch.device
 ) -> DeviceLists:
-    queries, keys = (ceil_div(count, size) for count, size in zip(rows, tile, strict=True))
+    queries, keys = (ceil_div(rows, size) for size in tile)
     one, other, *counts = (
         (tiles.query, tiles.key, queries, keys) if by == "query" else (tiles.key, tiles.query, keys, queries)
     )

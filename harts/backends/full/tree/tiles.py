@@ -1,4 +1,4 @@
-"""Tiles of the score matrix that hold a visible pair, from runs of rows: never row by row, never all tiles."""
+"""Tiles of the score matrix that hold a visible pair, from runs of rows: never row by row."""
 
 from __future__ import annotations
 
@@ -57,27 +57,21 @@ CELLS = 2**22
 """Tiles whose pairs are counted at a time."""
 
 
-def visible_tiles(views: AttentionViews, tile_queries: int, tile_keys: int, first_query: int = 0) -> Tiles:
+def visible_tiles(views: AttentionViews, tile_queries: int, tile_keys: int) -> Tiles:
     """Find the tiles of `tile_queries` x `tile_keys` rows that hold a visible pair.
 
     Pairs are counted over the runs that each branch sees; a tile is full if the count is its area (at the end of the
-    rows: of the part that is rows). Time is that of the strips and of the tiles, not of strips times tiles.
-
-    Args:
-        views: which rows see which.
-        tile_queries: query rows of a tile.
-        tile_keys: key rows of a tile.
-        first_query: first row of a branch; queries are the rows from there on, and their tiles begin there.
+    rows: of the part that is rows). Time is that of the strips and of a sum over all tiles of the square, `CELLS` at a
+    time: 0.4 s at half a million rows.
     """
-    strips = _strips(views, tile_queries, first_query)
+    strips = _strips(views, tile_queries)
     rows = int(views.cu_q[-1])
-    queries = rows - first_query
-    down, across = -(-queries // tile_queries), -(-rows // tile_keys)
-    height = np.minimum(queries - np.arange(down) * tile_queries, tile_queries)
+    down, across = -(-rows // tile_queries), -(-rows // tile_keys)
+    height = np.minimum(rows - np.arange(down) * tile_queries, tile_queries)
     width = np.minimum(rows - np.arange(across) * tile_keys, tile_keys)
     step = max(1, CELLS // across)
     found = []
-    for first in range(0, max(1, down), step):
+    for first in range(0, down, step):
         last = min(first + step, down)
         some = slice(*np.searchsorted(strips.tile, [first, last]))
         pairs = _pairs(strips.part(some), first, last - first, tile_keys, across)
@@ -97,24 +91,21 @@ def lists(one: Int64, other: Int64, count: int, others: int) -> Lists:
     return Lists(counts.astype(np.int32), index)
 
 
-def _strips(views: AttentionViews, tile_queries: int, first_query: int) -> _Strips:
-    skipped = int(np.searchsorted(views.cu_q, first_query))
-    of_skipped = views.run_offset[skipped]
-    runs = np.diff(views.run_offset[skipped:])
-    branch = np.repeat(np.arange(skipped, skipped + len(runs)), runs)
+def _strips(views: AttentionViews, tile_queries: int) -> _Strips:
+    runs = np.diff(views.run_offset)
+    branch = np.repeat(np.arange(len(runs)), runs)
     own = np.zeros(len(branch), dtype=np.bool_)
-    own[views.run_offset[skipped + 1 :] - of_skipped - 1] = True
-    low, high = views.cu_q[:-1][branch] - first_query, views.cu_q[1:][branch] - first_query
+    own[views.run_offset[1:] - 1] = True
+    low, high = views.cu_q[:-1][branch], views.cu_q[1:][branch]
     tiles = (high - 1) // tile_queries - low // tile_queries + 1
     run, tile = np.repeat(np.arange(len(branch)), tiles), expand_runs(low // tile_queries, tiles)
     order = np.argsort(tile, kind="stable")
     run, tile = run[order], tile[order]
     top = np.maximum(tile * tile_queries, low[run])
-    rows = np.minimum((tile + 1) * tile_queries, high[run]) - top
-    top += first_query
-    begin = views.run_row[of_skipped:][run]
-    end = np.where(own[run], top, begin + views.run_length[of_skipped:][run])
-    return _Strips(tile, top, rows, begin, end, own[run])
+    bottom = np.minimum((tile + 1) * tile_queries, high[run])
+    begin = views.run_row[run]
+    end = np.where(own[run], top, begin + views.run_length[run])
+    return _Strips(tile, top, bottom - top, begin, end, own[run])
 
 
 def _pairs(x: _Strips, first: int, down: int, tile_keys: int, across: int) -> Int64:

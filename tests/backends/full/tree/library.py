@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.backends.full.forests import dense
 from tests.backends.full.packed_fakes import packed_attention
 
-OURS = [f"harts.backends.full.tree.{name}" for name in ("kernel", "operator")]
-"""Modules that import the library."""
+OURS = "harts.backends.full.tree.kernel"
+"""Imports the library."""
 
 
 class BlockSparse(NamedTuple):
@@ -27,18 +27,17 @@ class BlockSparse(NamedTuple):
     block_size: tuple[int, int]
 
 
-def seen_by(lists: Any, size: tuple[int, int], aux: list[Tensor], by: int) -> Tensor:
+def seen_by(lists: Any, size: tuple[int, int], intervals: Tensor, by: int) -> Tensor:
     """Times that a kernel that walks the lists lets each query see each key: whole tiles, and masked ones by places.
 
     Args:
         lists: tiles of keys of each tile of queries, or of queries of each of keys.
         size: queries and keys of a tile.
-        aux: places of queries and intervals of keys.
+        intervals: of all rows, up to whole tiles.
         by: 0 where tiles are listed by those of queries, 1 where by those of keys.
     """
-    places, intervals = (each.view(-1, 2)[:-128] for each in aux)
-    (enter, _), (first, end) = places.T, intervals.T
-    masked = (first[None, :] <= enter[:, None]) & (enter[:, None] < end[None, :])
+    enter, leave = intervals.view(-1, 2)[:-128].T
+    masked = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
     seen = torch.zeros(masked.shape, dtype=torch.int64)
     for partial, counts, indices in (
         (True, lists.partial_count, lists.partial_index),
@@ -59,36 +58,24 @@ def seen_by(lists: Any, size: tuple[int, int], aux: list[Tensor], by: int) -> Te
     return seen
 
 
-def _flash_attn_fwd(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor, **settings: Any) -> None:
-    assert out.shape == (*q.shape[:-1], v.shape[-1])
-    assert lse.shape == (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    assert out.dtype == q.dtype and lse.dtype == torch.float32
-    assert lies_as_kernels_write(out) and lse.stride(-1) == 1
-    scale = settings.pop("softmax_scale")
-    seen = _seen(settings, len(q), 0)
-    found = _attend(*_wide(q, k, v), seen, scale)
-    out.copy_(found[0].view(out.shape))
-    lse.copy_(found[1].view(lse.shape))
-
-
-def _flash_attn_bwd(  # noqa: PLR0917
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, **settings: Any
-) -> None:
-    written = [settings.pop(name) for name in ("dq", "dk", "dv")]
-    for one, other in zip((q, k, v, out), (*written, dout), strict=True):
-        assert one.shape == other.shape and one.dtype == other.dtype
-    assert all(map(lies_as_kernels_write, written))
-    scale = settings.pop("softmax_scale")
-    inputs = _wide(q, k, v)
-    seen = _seen(settings, len(q), 1)
-    with torch.enable_grad():
-        leaves = [each.requires_grad_() for each in inputs]
-        found = _attend(*leaves, seen, scale)
-        grads = torch.autograd.grad(found[0], leaves, dout.double().view(found[0].shape))
-    assert torch.equal(found[0].to(out.dtype), out.view(found[0].shape))
-    assert torch.equal(found[1].float(), lse.view(found[1].shape))
-    for each, grad in zip(written, grads, strict=True):
-        each.copy_(grad.view(each.shape))
+def flash_attn_func(  # noqa: PLR0917
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float,
+    mask_mod: Any,
+    aux_tensors: list[Tensor],
+    block_sparse_tensors: BlockSparse,
+    block_sparse_tensors_bwd: BlockSparse,
+) -> tuple[Tensor, None]:
+    assert mask_mod.__name__ == "sees"
+    assert len(q) == len(k) == len(v) == 1
+    (intervals,) = aux_tensors
+    both = (block_sparse_tensors, block_sparse_tensors_bwd)
+    seen, backward = (seen_by(lists, lists.block_size, intervals, by) for by, lists in enumerate(both))
+    assert seen.max() == 1
+    assert torch.equal(seen, backward)
+    return dense(q[0], k[0], v[0], seen.bool(), softmax_scale)[None], None
 
 
 def flash_attn_varlen_func(
@@ -105,41 +92,6 @@ def flash_attn_varlen_func(
     return packed_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale), None
 
 
-def lies_as_kernels_write(x: Tensor) -> bool:
-    apart = [stride * x.element_size() % 16 for stride in x.stride()[:-1]]
-    return x.stride(-1) == 1 and not any(apart) and x.storage_offset() * x.element_size() % 16 == 0
-
-
-def _seen(settings: dict[str, Any], queries: int, by: int) -> Tensor:
-    """Which query sees which key; takes all settings away."""
-    if "mask_mod" not in settings:
-        assert settings.pop("causal") is True
-        bounds = settings.pop("cu_seqlens_q")
-        assert bounds.dtype == torch.int32 and bounds[-1] == queries
-        assert torch.equal(bounds, settings.pop("cu_seqlens_k"))
-        longest = int(bounds.diff().max())
-        assert settings == {"max_seqlen_q": longest, "max_seqlen_k": longest}
-        sequence = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
-        return (sequence[:, None] == sequence[None, :]).tril()
-    assert settings.pop("mask_mod").__name__ == "sees"
-    lists, aux = settings.pop("block_sparse_tensors"), settings.pop("aux_tensors")
-    assert not settings and queries == 1
-    seen = seen_by(lists, lists.block_size, aux, by)
-    assert seen.max() == 1
-    return seen.bool()
-
-
-def _wide(*given: Tensor) -> list[Tensor]:
-    """Without the batch dim, in float64."""
-    return [each.detach().flatten(0, -3).double() for each in given]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Outputs, and log-sum-exps of scores."""
-    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)) * scale
-    return dense(q, k, v, seen, scale), scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
-
-
 def put_in_place(patch: pytest.MonkeyPatch) -> None:
     """Let the modules that import FlashAttention 4 import this instead."""
     everything: dict[str, dict[str, Any]] = {
@@ -148,15 +100,12 @@ def put_in_place(patch: pytest.MonkeyPatch) -> None:
         "cutlass.cutlass_dsl": {"T": None},
         "flash_attn.cute": {"utils": None},
         "flash_attn.cute.block_sparsity": {"BlockSparseTensorsTorch": BlockSparse},
-        "flash_attn.cute.interface": {
-            each.__name__: each for each in (_flash_attn_fwd, _flash_attn_bwd, flash_attn_varlen_func)
-        },
+        "flash_attn.cute.interface": {each.__name__: each for each in (flash_attn_func, flash_attn_varlen_func)},
     }
     for name, content in everything.items():
         patch.setitem(sys.modules, name, _module(name, **content))
-    for name in OURS:
-        patch.setitem(sys.modules, name, None)  # so that the module before, or none, comes back
-        del sys.modules[name]
+    patch.setitem(sys.modules, OURS, None)  # so that the module before, or none, comes back
+    del sys.modules[OURS]
 
 
 def _module(name: str, **content: Any) -> ModuleType:

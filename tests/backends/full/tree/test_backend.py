@@ -88,45 +88,33 @@ def test_a_plan_is_made_once():
 
 
 BRANCHES = [*CHAIN, (5, 1), (500, 70), (1000, 100), (-1, 40), (1199, 1), (-1, 9)]
-"""The first root, branches, and roots between and behind them."""
-SIZES = [tile_sizes((dim, min(dim, 128))) for dim in (64, 128, 192)]
+"""Branches, and roots between and behind them."""
 
 
-def rows_of(branches):
-    return sum(length for _, length in branches)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_lists_and_places_together_are_what_rows_see(dims):
+    plan, wanted = tree_plan(views_of(BRANCHES), tile_sizes(dims)), visibility(BRANCHES, 1350)
+    assert plan.intervals.dtype == torch.int32
+    for by, lists in enumerate((plan.keys_of_queries, plan.queries_of_keys)):
+        assert torch.equal(seen_by(lists, lists.tile, plan.intervals, by), wanted.long())
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("branches", "packed"), [(BRANCHES, 1000), ([*BRANCHES, (1000, 300)], 0)])
-def test_lists_and_places_together_are_what_listed_rows_see(sizes, branches, packed):
-    plan, wanted = tree_plan(views_of(branches), sizes), visibility(branches, rows_of(branches))
-    assert plan.roots.rows == packed
-    assert plan.roots.cu_q.tolist() == [0, packed][: 1 + bool(packed)]
-    assert plan.listed.intervals.dtype == plan.listed.places.dtype == torch.int32
-    aux = [plan.listed.places, plan.listed.intervals]
-    for by, lists in enumerate((plan.listed.keys_of_queries, plan.listed.queries_of_keys)):
-        assert torch.equal(seen_by(lists, lists.tile, aux, by), wanted[packed:].long())
-
-
-@pytest.mark.parametrize(("root", "packed"), [(132, 132), (131, 0)])
-def test_roots_are_packed_where_they_hold_half_of_the_pairs(root, packed):
-    """Both branches see 60 of its rows, and their own up to themselves."""
-    views = views_of([(-1, root), (59, 60), (59, 41)])
-    plan = tree_plan(views, SIZES[0])
-    of_branches = sum(60 * rows + rows * (rows + 1) // 2 for rows in (60, 41))
-    assert (root * (root + 1) // 2 >= of_branches) == bool(packed)
-    assert plan.roots.rows == packed
-    assert len(plan.listed.places) == 2 * (views.rows - packed + 128)
-    cost = Tree(StageConfig()).cost(views, need(**BF16))
-    assert pass_flops(views.pairs, need(**BF16)) < cost.flops < 6 * pass_flops(views.pairs, need(**BF16))
-
-
-def test_without_ancestors_nothing_is_listed():
-    views = views_of([(-1, 3), (-1, 200), (-1, 1)])
-    plan = tree_plan(views, SIZES[0])
-    assert plan.listed is None
-    assert plan.roots.rows == 204
-    for name in ("cu_q", "run_offset", "run_row", "run_length"):
-        assert getattr(plan.roots, name).tolist() == getattr(views, name).tolist()
-    asked = need(**BF16)
+def test_where_nothing_is_shared_the_cost_is_that_of_packed_sequences():
+    views, asked = views_of([(-1, 3), (-1, 200), (-1, 1)]), need(**BF16)
     assert Tree(StageConfig()).cost(views, asked) == FlashAttention4(FlashAttention4Config()).cost(views, asked)
+
+
+def test_torchs_deterministic_algorithms_are_refused_unless_it_only_warns(hopper):
+    reasons = {}
+    try:
+        for warn_only in (False, True):
+            torch.use_deterministic_algorithms(True, warn_only=warn_only)
+            reasons[warn_only] = Tree(StageConfig()).why_not(need(**BF16))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert reasons == {
+        False: [
+            "torch.use_deterministic_algorithms asked for deterministic kernels, and it sums gradients in any order"
+        ],
+        True: [],
+    }

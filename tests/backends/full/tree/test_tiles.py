@@ -14,12 +14,12 @@ SIZES = [(4, 4), (8, 3), (3, 8), (1, 1), (128, 96)]
 LONG = [(-1, 300), (299, 70), (130, 1), (130, 1), (127, 128), (255, 5), (504, 130)]
 
 
-def tiles_by_definition(branches: Branches, size: tuple[int, int], first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def tiles_by_definition(branches: Branches, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tiles hold a visible pair, and which hold no other, [tiles of queries, tiles of keys]."""
     rows = sum(length for _, length in branches)
-    seen = visibility(branches, rows)[first:]
-    down, across = -(-len(seen) // size[0]), -(-rows // size[1])
-    pad = (0, across * size[1] - rows, 0, down * size[0] - len(seen))
+    seen = visibility(branches, rows)
+    down, across = -(-rows // size[0]), -(-rows // size[1])
+    pad = (0, across * size[1] - rows, 0, down * size[0] - rows)
     tiles = [
         functional.pad(each.int(), pad, value=past).view(down, size[0], across, size[1]).bool()
         for each, past in ((seen, 0), (seen, 1))
@@ -27,9 +27,9 @@ def tiles_by_definition(branches: Branches, size: tuple[int, int], first: int = 
     return tiles[0].any(3).any(1), tiles[1].all(3).all(1)
 
 
-def assert_as_defined(branches: Branches, size: tuple[int, int], first: int = 0) -> None:
-    some, full = tiles_by_definition(branches, size, first)
-    found = visible_tiles(views_of(branches), *size, first)
+def assert_as_defined(branches: Branches, size: tuple[int, int]) -> None:
+    some, full = tiles_by_definition(branches, size)
+    found = visible_tiles(views_of(branches), *size)
     got_some, got_full = torch.zeros_like(some), torch.zeros_like(full)
     got_some[found.query, found.key] = True
     got_full[found.query, found.key] = torch.from_numpy(found.full)
@@ -48,14 +48,6 @@ def test_tiles_are_those_of_the_matrix(branches, size):
 def test_tiles_of_random_forests_are_those_of_the_matrix(seed):
     rng = random.Random(seed)
     assert_as_defined(random_branches(rng), rng.choice(SIZES))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_queries_may_begin_at_any_branch(seed):
-    rng = random.Random(seed)
-    branches = random_branches(rng)
-    for first in views_of(branches).cu_q[:-1].tolist():
-        assert_as_defined(branches, rng.choice(SIZES), first)
 
 
 @pytest.mark.parametrize("cells", [1, 7, 20])

@@ -1,4 +1,4 @@
-"""Both kinds of launches as one function, over what the library computes in plain torch."""
+"""The whole backend, over what the library computes in plain torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from harts.backends.full.sdpa import Sdpa
-from harts.backends.full.tree import backend as tree_backend
 from harts.backends.full.tree.backend import Tree
 from harts.backends.plan_tensors import AttentionViews
 from harts.schema import StageConfig
@@ -25,7 +23,7 @@ FORESTS: dict[str, Branches] = {
     "several roots": [(-1, 5), (-1, 230), (-1, 1), (134, 40), (3, 2)],
     "one row": [(-1, 1), (0, 140), (3, 2)],
     "roots alone": [(-1, 5), (-1, 130)],
-    "all listed": [(-1, 50), (-1, 7), (49, 300), (20, 140)],
+    "two roots": [(-1, 50), (-1, 7), (49, 300), (20, 140)],
 }
 TREE, SCALE = FORESTS["several roots"], 0.3
 
@@ -62,21 +60,6 @@ def test_equals_the_oracle(branches: Branches, shape: tuple[int, int, int, int],
     assert_equals_the_oracle(draw(views.rows, shape), views)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_heads_of_roots_are_split_where_a_tensor_would_be_too_large(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    views, (inputs, rows) = views_of(TREE, 2), (draw(280, (6, 3, 8, 8)), 236 + 4 * 128)
-    monkeypatch.setattr(tree_backend.ROOTS, "most_elements", rows * 2 * 8 * most + 7, raising=False)
-    calls = tree_backend.ROOTS.calls(*inputs, tree_backend.roots_of(views))
-    assert [each.keys for each in calls] == [slice(at, min(at + most, 3)) for at in range(0, 3, most)]
-    assert_equals_the_oracle(inputs, views)
-
-
-def test_a_head_of_roots_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_backend.ROOTS, "most_elements", 200, raising=False)
-    with pytest.raises(ValueError, match="elements of one key/value head; kernels count 200"):
-        attend(*draw(278, SHAPES["gqa"]), views_of(TREE))
-
-
 def test_padding_rows_reach_nothing() -> None:
     inputs, views = draw(283, SHAPES["mla"]), views_of(TREE, 5)
     with torch.no_grad():
@@ -101,29 +84,3 @@ def test_recomputation_gives_the_same() -> None:
     found = run(lambda *given: checkpoint(attend, *given, use_reentrant=False), inputs, views)
     for one, other in zip(found, run(attend, inputs, views), strict=True):
         assert torch.equal(one, other)
-
-
-def test_what_is_held_between_the_passes() -> None:
-    """Inputs and outputs, each once, and a number for each query and head."""
-    inputs, views, held = draw(280, SHAPES["gqa"]), views_of(TREE, 2), dict[int, int]()
-
-    def hold(x: Tensor) -> Tensor:
-        held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with saved_tensors_hooks(hold, lambda x: x):
-        out = attend(*inputs, views)
-    for each in (*inputs, out):
-        assert held.pop(each.untyped_storage().data_ptr()) == each.nbytes
-    assert sum(held.values()) == 278 * 4 * torch.float32.itemsize
-
-
-def test_gradients_of_shared_keys_are_added_and_rounded_once() -> None:
-    """A root's key gets 256 from its own row, 1 and a bit from others: 257 would be rounded down, and this is not."""
-    inputs, views = draw(3, (1, 1, 8, 8), torch.bfloat16), views_of([(-1, 1), (0, 1), (0, 1)])
-    with torch.no_grad():
-        inputs[0].zero_()
-    out = attend(*inputs, views)
-    upstream = torch.tensor([256.0, 2.0, 2**-7]).bfloat16()[:, None, None].expand_as(out)
-    dv = torch.autograd.grad(out, inputs, upstream)[2]
-    assert dv[:, 0, 0].tolist() == [258.0, 1.0, 2**-8]
