@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutput, Need
-from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
+from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
 from harts.backends.model.huggingface.hooks import install, routers_of
@@ -108,9 +108,10 @@ class HuggingFace(Model):
         z, balance, load = (torch.stack(each) for each in zip(*found, strict=True))
         return ModelOutput(hidden, z.sum(), balance.sum(), load)
 
-    def _check_layers(self, ran: dict[int, str], counted: set[int]) -> None:
-        wanted = dict(enumerate(self.settings.layer_types))
-        missing = [f"{layer} ({kind})" for layer, kind in wanted.items() if ran.get(layer) != kind]
+    def _check_layers(self, ran: set[tuple[int, str]], counted: set[int]) -> None:
+        attention = set(enumerate(self.settings.layer_types))
+        wanted = attention | {(layer, CONVOLUTION) for layer, kind in attention if kind == "linear_attention"}
+        missing = [f"{layer} ({part})" for layer, part in sorted(wanted - ran)]
         missing += [f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in counted]
         if missing:
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")

@@ -12,6 +12,9 @@ from harts.backends.plan_tensors import PlanTensors
 ARGUMENT = "tree_call"
 """Keyword by which the call reaches every layer: models hand keywords that they do not know on to their layers."""
 
+CONVOLUTION = "short convolution"
+"""What linear attention has beside the delta rule."""
+
 
 @dataclass(eq=False)
 class TreeCall:
@@ -23,16 +26,16 @@ class TreeCall:
     plan: PlanTensors
     linear: LinearAttention
     full: FullAttention
-    ran: dict[int, str] = field(default_factory=dict)
-    """Layers whose attention ran on the plan, and its kind."""
+    ran: set[tuple[int, str]] = field(default_factory=set)
+    """What ran on the plan: layers, and the kind of their attention or CONVOLUTION."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict)
     """Of each layer with experts, until the forward pass ends."""
     ended: bool = False
     """Whether the forward pass has ended; what runs then is recomputation."""
 
     def enter(self, layer: int, kind: str) -> None:
-        """Attention of a layer begins."""
-        self.ran[layer] = kind
+        """Attention or the short convolution of a layer begins."""
+        self.ran.add((layer, kind))
 
     def count(self, layer: int, found: RouterStatistics) -> None:
         """Statistics of a layer; those of recomputation are dropped."""

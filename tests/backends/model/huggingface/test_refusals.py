@@ -26,8 +26,8 @@ from tests.parity.trees import layout_of
 LAYOUT = layout_of(forest(0), CHUNK)
 
 
-def _as_family(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    changed = replace(family_named("qwen3_5"), **changes)
+def _as_family(monkeypatch: pytest.MonkeyPatch, family: str = "qwen3_5", **changes: Any) -> None:
+    changed = replace(family_named(family), **changes)
     monkeypatch.setattr(backend, "family_of", lambda _: changed)
 
 
@@ -59,6 +59,15 @@ def test_a_layer_that_runs_something_else_is_refused(monkeypatch: pytest.MonkeyP
         compact(wrapped(config("qwen3_5")), LAYOUT)
 
 
+@pytest.mark.parametrize("family", sorted(OVERRIDES))
+def test_a_layer_whose_convolution_is_another_function_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = family_named(family)
+    monkeypatch.setattr(described.modeling, described.conv, inspect.unwrap(getattr(described.modeling, described.conv)))
+    _as_family(monkeypatch, family, conv="causal_conv1d_update")  # in its code, not called in training
+    with pytest.raises(BackendError, match=r"rows: 0 \(short convolution\), 2 \(short convolution\)$"):
+        compact(wrapped(config(family)), LAYOUT)
+
+
 def test_layers_of_another_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _as_family(monkeypatch, full_layer="Qwen3NextAttention")
     with pytest.raises(BackendError, match=r"1 \(full_attention\)"):
@@ -74,7 +83,7 @@ def test_a_layer_whose_forward_is_replaced_is_refused() -> None:
     layers[0].mlp.forward = lambda hidden_states: hidden_states
     with pytest.raises(BackendError) as raised:
         compact(model, LAYOUT)
-    assert "1 (full_attention), 2 (linear_attention)" in str(raised.value)
+    assert "1 (full_attention), 2 (linear_attention), 2 (short convolution)" in str(raised.value)
 
 
 def test_experts_that_do_not_run_are_refused() -> None:
