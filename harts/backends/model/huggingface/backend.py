@@ -14,7 +14,7 @@ from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutp
 from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
-from harts.backends.model.huggingface.hooks import install, routers_of
+from harts.backends.model.huggingface.hooks import install, layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
 from harts.backends.model.huggingface.refusals import few, head_faults, refusals
@@ -112,7 +112,9 @@ class HuggingFace(Model):
         attention = set(enumerate(self.settings.layer_types))
         wanted = attention | {(layer, CONVOLUTION) for layer, kind in attention if kind == "linear_attention"}
         missing = [f"{layer} ({part})" for layer, part in sorted(wanted - ran)]
-        missing += [f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in counted]
+        missing += [
+            f"{each} (experts)" for each in layers_with_experts(self.module, self.family) if each not in counted
+        ]
         if missing:
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
 

@@ -18,6 +18,8 @@ from harts.errors import BackendError
 
 PRODUCTS = {"F": FUNCTIONS}
 """Routers and linear modules call `F.linear`."""
+EXPERTS = "experts"
+"""Name of the module of a layer's routed experts."""
 
 
 class TreeForward:
@@ -80,15 +82,10 @@ def install(module: Any, family: Family) -> None:
     Raises:
         BackendError: a layer does not call what the family says.
     """
-    names_of: dict[str, dict[str, Any]] = {
-        family.full_layer: {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions},
-        family.linear_layer: {family.conv: tree_conv, family.delta_rule: delta_rule},
-    }
     for index, layer in enumerate(module.model.layers):
-        fresh = [part for part in layer.modules() if _name(part) in names_of and "forward" not in vars(part)]
+        fresh = [(part, names) for part, names in _attention(layer, family) if "forward" not in vars(part)]
         slot = Slot()
-        for part in fresh:
-            names = names_of[_name(part)]
+        for part, names in fresh:
             rebound(type(part).forward, names)  # raises
             part.forward = TreeForward(part, names, slot)
         if fresh and family.router is not None:
@@ -101,11 +98,11 @@ def install(module: Any, family: Family) -> None:
 
 def own_forwards(module: Any, family: Family) -> list[str]:
     """Names of the attention layers whose instance has a forward that is not ours."""
+    attention = {part for part, _ in _attention(module, family)}
     return [
-        f"{name} ({_name(part)})"
+        f"{name} ({type(part).__name__})"
         for name, part in module.named_modules()
-        if _name(part) in {family.full_layer, family.linear_layer}
-        and not isinstance(vars(part).get("forward"), TreeForward | None)
+        if part in attention and not isinstance(vars(part).get("forward"), TreeForward | None)
     ]
 
 
@@ -135,8 +132,34 @@ def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
     ]
 
 
+def layers_with_experts(module: Any, family: Family) -> list[int]:
+    """Layers that have routed experts, or a router."""
+    if family.router is None:
+        return []
+    cls = family.router.cls
+    return [
+        index
+        for index, layer in enumerate(module.model.layers)
+        if any(is_a(part, cls) or _last(name) == EXPERTS for name, part in layer.named_modules())
+    ]
+
+
+def is_a(part: Any, cls: str) -> bool:
+    """Whether a module is of a class, or of one that a library has made from it, as parametrizations do."""
+    return any(each.__name__ == cls for each in type(part).__mro__)
+
+
+def _attention(part: Any, family: Family) -> list[tuple[Any, dict[str, Any]]]:
+    """Attention layers in a module, and what stands for what in them."""
+    names_of: dict[str, dict[str, Any]] = {
+        family.full_layer: {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions},
+        family.linear_layer: {family.conv: tree_conv, family.delta_rule: delta_rule},
+    }
+    return [(each, names) for cls, names in names_of.items() for each in _of(part, cls)]
+
+
 def _of(layer: Any, cls: str) -> list[Any]:
-    return [part for part in layer.modules() if _name(part) == cls]
+    return [part for part in layer.modules() if is_a(part, cls)]
 
 
 def _few_outputs(layer: Any, router: Router) -> list[Any]:
@@ -144,10 +167,10 @@ def _few_outputs(layer: Any, router: Router) -> list[Any]:
     gates = [
         part
         for name, part in layer.named_modules()
-        if name.rpartition(".")[2] == router.shared_gate and type(part) is nn.Linear
+        if _last(name) == router.shared_gate and type(part).forward is nn.Linear.forward
     ]
     return [part for part in _of(layer, router.cls) + gates if "forward" not in vars(part)]
 
 
-def _name(part: Any) -> str:
-    return type(part).__name__
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from harts.backends.model.huggingface.family import Family
 from harts.backends.model.huggingface.functions import conv_faults
-from harts.backends.model.huggingface.hooks import own_forwards
+from harts.backends.model.huggingface.hooks import is_a, layers_with_experts, own_forwards, routers_of
 
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
@@ -36,7 +37,8 @@ def refusals(module: Any, family: Family) -> list[str]:
     ]
     if names := own_forwards(module, family):
         found.append(f"layers with a forward of their own, which does not know the plan: {few(names)}")
-    found += _dropouts(module) + _convolutions(module, family) + _bypassed(module, "the model")
+    found += _dropouts(module) + _convolutions(module, family) + _routers(module, family)
+    found += _bypassed(module, "the model")
     return found + head_faults(module.get_output_embeddings())
 
 
@@ -70,10 +72,18 @@ def _dropouts(module: Any) -> list[str]:
 def _convolutions(module: Any, family: Family) -> list[str]:
     layers: dict[str, list[str]] = {}
     for layer in module.model.layers.modules():
-        if type(layer).__name__ == family.linear_layer:
+        if is_a(layer, family.linear_layer):
             for fault in conv_faults(layer.conv1d.bias, layer.activation):
                 layers.setdefault(fault, []).append(str(layer.layer_idx))
     return [f"the short convolution of layers {few(names)} has {fault}" for fault, names in layers.items()]
+
+
+def _routers(module: Any, family: Family) -> list[str]:
+    if family.router is None:
+        return []
+    count = Counter(index for index, _ in routers_of(module, family))
+    wrong = [str(index) for index in layers_with_experts(module, family) if count[index] != 1]
+    return [f"layers {few(wrong)} have experts, but not one {family.router.cls}"] if wrong else []
 
 
 def _rope_types(settings: Any) -> set[Any]:
