@@ -14,7 +14,8 @@ from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutp
 from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
-from harts.backends.model.huggingface.hooks import install, layers_with_experts, routers_of
+from harts.backends.model.huggingface.hooks import install
+from harts.backends.model.huggingface.parts import layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
 from harts.backends.model.huggingface.refusals import few, head_faults, refusals
@@ -49,11 +50,14 @@ class HuggingFace(Model):
         self.module: Any = _built(config, device) if module is None else checked(module, config, device)
         self.settings = self.module.config
         self.family = family_of(self.settings.model_type)
-        install(self.module, self.family)
-        if config.recompute == "full":
-            enable(self.module)
         if module is None:
             self.module.train()
+
+    def install(self) -> None:
+        """Hooks on the module's layers, and the checkpointing that is asked for."""
+        install(self.module, self.family)
+        if self.config.recompute == "full":
+            enable(self.module)
 
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""

@@ -11,7 +11,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from harts.backends.model.huggingface.family import Family
 from harts.backends.model.huggingface.functions import conv_faults
-from harts.backends.model.huggingface.hooks import is_a, layers_with_experts, own_forwards, routers_of
+from harts.backends.model.huggingface.hooks import TreeForward, not_called
+from harts.backends.model.huggingface.parts import (
+    PRODUCTS,
+    attention_of,
+    few_outputs,
+    is_a,
+    layers_with_experts,
+    routers_of,
+)
 
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
@@ -35,8 +43,7 @@ def refusals(module: Any, family: Family) -> list[str]:
         f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
         for kind in sorted(_rope_types(settings) & LENGTH_DEPENDENT)
     ]
-    if names := own_forwards(module, family):
-        found.append(f"layers with a forward of their own, which does not know the plan: {few(names)}")
+    found += _own_forwards(module, family) + _not_called(module, family)
     found += _dropouts(module) + _convolutions(module, family) + _routers(module, family)
     found += _bypassed(module, "the model")
     return found + head_faults(module.get_output_embeddings())
@@ -62,6 +69,24 @@ def few(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def _own_forwards(module: Any, family: Family) -> list[str]:
+    """Attention layers whose instance has a forward that is not ours."""
+    attention = {part for part, _ in attention_of(module, family)}
+    names = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if part in attention and not isinstance(vars(part).get("forward"), TreeForward | None)
+    ]
+    return [f"layers with a forward of their own, which does not know the plan: {few(names)}"] if names else []
+
+
+def _not_called(module: Any, family: Family) -> list[str]:
+    layers = module.model.layers
+    bound = attention_of(layers, family) + [(part, PRODUCTS) for part in few_outputs(layers, family)]
+    faults = [not_called(type(part).forward, names) for part, names in bound]
+    return [fault for fault in dict.fromkeys(faults) if fault is not None]
 
 
 def _dropouts(module: Any) -> list[str]:
