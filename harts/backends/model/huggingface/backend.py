@@ -14,13 +14,13 @@ from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutp
 from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
-from harts.backends.model.huggingface.hooks import install
+from harts.backends.model.huggingface.hooks import empty, install
 from harts.backends.model.huggingface.parts import layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
 from harts.backends.model.huggingface.refusals import few, head_faults, refusals
 from harts.backends.model.huggingface.wide import precision
-from harts.backends.model.moe import check_load, move_bias
+from harts.backends.model.moe import RouterStatistics, check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
@@ -95,15 +95,7 @@ class HuggingFace(Model):
             check_training(self.module)
         check_tokens(plan, self.settings.vocab_size)
         call = TreeCall(plan, self.linear, self.full)
-        with precision(self.module.dtype):
-            output = self.module.model(
-                input_ids=plan.input_ids[None],
-                position_ids=plan.position_ids[None],
-                attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
-                use_cache=False,
-                **{ARGUMENT: call},
-            )
-        hidden, counted = output.last_hidden_state.squeeze(0), call.end()
+        hidden, counted = self._run(call)
         self._check_layers(call.ran, set(counted))
         check_graphs(counted, self.module, self.family)
         if not counted:
@@ -111,6 +103,23 @@ class HuggingFace(Model):
         found = [counted[layer] for layer in sorted(counted)]
         z, balance, load = (torch.stack(each) for each in zip(*found, strict=True))
         return ModelOutput(hidden, z.sum(), balance.sum(), load)
+
+    def _run(self, call: TreeCall) -> tuple[Tensor, dict[int, RouterStatistics]]:
+        """Hidden states, and statistics of each layer with experts; a pass that fails leaves nothing behind either."""
+        plan = call.plan
+        try:
+            with precision(self.module.dtype):
+                output = self.module.model(
+                    input_ids=plan.input_ids[None],
+                    position_ids=plan.position_ids[None],
+                    attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
+                    use_cache=False,
+                    **{ARGUMENT: call},
+                )
+        finally:
+            counted = call.end()
+            empty(self.module, self.family)
+        return output.last_hidden_state.squeeze(0), counted
 
     def _check_layers(self, ran: set[tuple[int, str]], counted: set[int]) -> None:
         attention = set(enumerate(self.settings.layer_types))

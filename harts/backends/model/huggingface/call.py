@@ -57,10 +57,12 @@ class LayerCall(NamedTuple):
 
 
 class Slot:
-    """Holds the call that last ran attention in one layer, none after a plain call: its experts run in the same one."""
+    """Where attention of a layer leaves its call for one part that runs after it, and is given no arguments."""
 
     call: TreeCall | None = None
+    """None after a plain call."""
 
-    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
-        """Copies and what is read from files belong to another model: they are empty."""
-        return Slot, ()
+    def take(self) -> TreeCall | None:
+        """The call, for this run of the part alone: what runs by itself later is in none."""
+        found, self.call = self.call, None
+        return found

@@ -19,16 +19,22 @@ from harts.errors import BackendError
 class TreeForward:
     """Forward of one attention layer: that of its class, in which some global names are ours in calls with a plan."""
 
-    def __init__(self, layer: Any, names: dict[str, Any], slot: Slot) -> None:
-        self.layer, self.names, self.slot = layer, names, slot
+    def __init__(self, layer: Any, names: dict[str, Any], slots: list[Slot]) -> None:
+        self.layer, self.names, self.slots = layer, names, slots
 
     def __call__(self, *given: Any, tree_call: TreeCall | None = None, **others: Any) -> Any:
         """What the layer gives."""
-        self.slot.call, function = tree_call, type(self.layer).forward
+        self.leave(tree_call)
+        function = type(self.layer).forward
         if tree_call is None:
             return function(self.layer, *given, **others)
         call = LayerCall(tree_call, self.layer.layer_idx)
         return rebound(function, self.names)(self.layer, *given, **others, tree_call=call)
+
+    def leave(self, call: TreeCall | None) -> None:
+        """For all parts of the layer that run in the same call."""
+        for slot in self.slots:
+            slot.call = call
 
 
 class InvariantForward:
@@ -41,7 +47,7 @@ class InvariantForward:
     def __call__(self, *given: Any, **others: Any) -> Any:
         """What the module gives."""
         function = type(self.module).forward
-        return (function if self.slot.call is None else rebound(function, PRODUCTS))(self.module, *given, **others)
+        return (function if self.slot.take() is None else rebound(function, PRODUCTS))(self.module, *given, **others)
 
 
 class CountExperts:
@@ -55,7 +61,7 @@ class CountExperts:
 
     def __call__(self, _module: Any, _given: Any, output: tuple[Tensor, ...]) -> None:
         """Counts."""
-        call = self.slot.call
+        call = self.slot.take()
         if call is None:
             return
         logits, chosen = widen(output[0]), output[-1]
@@ -75,14 +81,23 @@ def install(module: Any, family: Family) -> None:
     """
     for index, layer in enumerate(module.model.layers):
         fresh = [(part, names) for part, names in attention_of(layer, family) if "forward" not in vars(part)]
-        slot = Slot()
+        slots: list[Slot] = []
         for part, names in fresh:
-            part.forward = TreeForward(part, names, slot)
+            part.forward = TreeForward(part, names, slots)
         if fresh and family.router is not None:
             for part in few_outputs(layer, family):
-                part.forward = InvariantForward(part, slot)
+                slots.append(Slot())
+                part.forward = InvariantForward(part, slots[-1])
             for router in all_of(layer, family.router.cls):
-                router.register_forward_hook(CountExperts(index, family.router, slot))
+                slots.append(Slot())
+                router.register_forward_hook(CountExperts(index, family.router, slots[-1]))
+
+
+def empty(module: Any, family: Family) -> None:
+    """Take back the calls that a pass has left where no part has run."""
+    for part, _ in attention_of(module, family):
+        if isinstance(forward := vars(part).get("forward"), TreeForward):
+            forward.leave(None)
 
 
 def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
