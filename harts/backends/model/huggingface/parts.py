@@ -58,6 +58,18 @@ def layers_with_experts(module: Any, family: Family) -> list[int]:
     ]
 
 
+def around_routers(module: Any, family: Family) -> list[Any]:
+    """Routers, and the parts of layers that hold one."""
+    if family.router is None:
+        return []
+    return [
+        part
+        for layer in module.model.layers
+        for part in layer.modules()
+        if part is not layer and all_of(part, family.router.cls)
+    ]
+
+
 def few_outputs(layer: Any, family: Family) -> list[Any]:
     """Routers and gates of shared experts; those with a forward of their own keep it."""
     if family.router is None:

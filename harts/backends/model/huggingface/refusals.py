@@ -11,9 +11,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from harts.backends.model.huggingface.family import Family
 from harts.backends.model.huggingface.functions import conv_faults
-from harts.backends.model.huggingface.hooks import TreeForward, not_called
+from harts.backends.model.huggingface.hooks import InvariantForward, TreeForward, not_called
 from harts.backends.model.huggingface.parts import (
     PRODUCTS,
+    around_routers,
     attention_of,
     few_outputs,
     is_a,
@@ -72,14 +73,14 @@ def few(names: Sequence[str]) -> str:
 
 
 def _own_forwards(module: Any, family: Family) -> list[str]:
-    """Attention layers whose instance has a forward that is not ours."""
-    attention = {part for part, _ in attention_of(module, family)}
+    """Attention, routers and what holds routers, whose instance has a forward that is not ours."""
+    asked = {part for part, _ in attention_of(module, family)} | set(around_routers(module, family))
     names = [
         f"{name} ({type(part).__name__})"
         for name, part in module.named_modules()
-        if part in attention and not isinstance(vars(part).get("forward"), TreeForward | None)
+        if part in asked and not isinstance(vars(part).get("forward"), TreeForward | InvariantForward | None)
     ]
-    return [f"layers with a forward of their own, which does not know the plan: {few(names)}"] if names else []
+    return [f"modules with a forward of their own, which does not know the plan: {few(names)}"] if names else []
 
 
 def _not_called(module: Any, family: Family) -> list[str]:

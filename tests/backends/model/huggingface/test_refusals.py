@@ -19,7 +19,7 @@ from harts.backends.model.huggingface.family import family_named
 from harts.backends.model.huggingface.functions import delta_rule, tree_attention
 from harts.backends.model.huggingface.hooks import TreeForward
 from harts.errors import BackendError, InputError
-from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, handed_over, tiny, wrapped
+from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, WITH_EXPERTS, config, handed_over, tiny, wrapped
 from tests.backends.model.huggingface.runs import compact, forest, tensors
 from tests.parity.trees import layout_of
 
@@ -162,12 +162,25 @@ def test_attention_with_a_forward_of_its_own_is_refused_and_kept(family: str, mo
     layer.forward = own = partial(type(layer).forward, layer)
     model = handed_over(module)
     assert _why_not(model) == [
-        f"layers with a forward of their own, which does not know the plan: {name} ({type(layer).__name__})"
+        f"modules with a forward of their own, which does not know the plan: {name} ({type(layer).__name__})"
     ]
     assert layer.forward is own
     assert vars(module.get_submodule(other))["forward"]
     with pytest.raises(BackendError, match="did not run on compact rows: 0"):
         compact(model, LAYOUT)
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_routers_and_what_holds_them_with_a_forward_of_their_own_are_refused(family: str) -> None:
+    """Checkpointing of experts alone, for instance, which would run them again without the plan."""
+    module = tiny(family).module
+    mlps = [layer.mlp for layer in module.model.layers]
+    mlps[2].gate.forward = partial(type(mlps[2].gate).forward, mlps[2].gate)
+    for part in (mlps[1], mlps[1].experts, module.model.layers[2]):
+        part.forward = partial(type(part).forward, part)
+    names = f"model.layers.1.mlp ({type(mlps[1]).__name__}), model.layers.2.mlp.gate ({type(mlps[2].gate).__name__})"
+    reason = f"modules with a forward of their own, which does not know the plan: {names}"
+    assert _why_not(handed_over(module)) == [reason]
 
 
 @pytest.mark.parametrize("dropout", [nn.Dropout, nn.AlphaDropout, nn.Dropout1d])
