@@ -85,7 +85,7 @@ def install(module: Any, family: Family) -> None:
         for part, names in fresh:
             part.forward = TreeForward(part, names, slots)
         if fresh and family.router is not None:
-            for part in few_outputs(layer, family):
+            for part in (each for each in few_outputs(layer, family) if "forward" not in vars(each)):
                 slots.append(Slot())
                 part.forward = InvariantForward(part, slots[-1])
             for router in all_of(layer, family.router.cls):

@@ -71,7 +71,7 @@ def around_routers(module: Any, family: Family) -> list[Any]:
 
 
 def few_outputs(layer: Any, family: Family) -> list[Any]:
-    """Routers and gates of shared experts; those with a forward of their own keep it."""
+    """Routers and gates of shared experts."""
     if family.router is None:
         return []
     gates = [
@@ -79,7 +79,7 @@ def few_outputs(layer: Any, family: Family) -> list[Any]:
         for name, part in layer.named_modules()
         if _last(name) == family.router.shared_gate and type(part).forward is nn.Linear.forward
     ]
-    return [part for part in all_of(layer, family.router.cls) + gates if "forward" not in vars(part)]
+    return all_of(layer, family.router.cls) + gates
 
 
 def _last(name: str) -> str:

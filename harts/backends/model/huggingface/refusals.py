@@ -44,7 +44,7 @@ def refusals(module: Any, family: Family) -> list[str]:
         f"rope_type {kind} depends on the longest trajectory of a call; a shared row has one rotation"
         for kind in sorted(_rope_types(settings) & LENGTH_DEPENDENT)
     ]
-    found += _own_forwards(module, family) + _not_called(module, family)
+    found += _own_forwards(module, family) + _compiled(module, family) + _not_called(module, family)
     found += _dropouts(module) + _convolutions(module, family) + _routers(module, family)
     found += _bypassed(module, "the model")
     return found + head_faults(module.get_output_embeddings())
@@ -83,10 +83,29 @@ def _own_forwards(module: Any, family: Family) -> list[str]:
     return [f"modules with a forward of their own, which does not know the plan: {few(names)}"] if names else []
 
 
-def _not_called(module: Any, family: Family) -> list[str]:
+def _compiled(module: Any, family: Family) -> list[str]:
+    hooked = {part for part, _ in _bound(module, family)}
+    names = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if part is not module and _is_compiled(part) and hooked.intersection(part.modules())
+    ]
+    return [f"compiled modules, through which torch cannot trace a call with a plan: {few(names)}"] if names else []
+
+
+def _is_compiled(part: Any) -> bool:
+    """By its own `compile`, or because it is what `torch.compile` has made of a module."""
+    return part._compiled_call_impl is not None or is_a(part, "OptimizedModule")
+
+
+def _bound(module: Any, family: Family) -> list[tuple[Any, dict[str, Any]]]:
+    """Modules that have hooks, and what stands for what in them."""
     layers = module.model.layers
-    bound = attention_of(layers, family) + [(part, PRODUCTS) for part in few_outputs(layers, family)]
-    faults = [not_called(type(part).forward, names) for part, names in bound]
+    return attention_of(layers, family) + [(part, PRODUCTS) for part in few_outputs(layers, family)]
+
+
+def _not_called(module: Any, family: Family) -> list[str]:
+    faults = [not_called(type(part).forward, names) for part, names in _bound(module, family)]
     return [fault for fault in dict.fromkeys(faults) if fault is not None]
 
 

@@ -183,6 +183,34 @@ def test_routers_and_what_holds_them_with_a_forward_of_their_own_are_refused(fam
     assert _why_not(handed_over(module)) == [reason]
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "names"),
+    [
+        ("qwen3_5", lambda lm: lm.model.layers[1].compile(), "model.layers.1 (Qwen3_5DecoderLayer)"),
+        ("qwen3_5", lambda lm: lm.model.layers[0].linear_attn.compile(), "model.layers.0.linear_attn (Qwen3_5GatedDe"),
+        ("qwen3_5", lambda lm: lm.model.compile(), "model (Qwen3_5TextModel)"),
+        ("kimi_linear", lambda lm: lm.model.layers[2].mlp.compile(), "model.layers.2.mlp (KimiLinearMoE)"),
+        ("qwen3_next", lambda lm: lm.model.layers[0].mlp.shared_expert_gate.compile(), "model.layers.0.mlp.shared_ex"),
+        (
+            "qwen3_5",
+            lambda lm: lm.model.layers.__setitem__(2, torch.compile(lm.model.layers[2])),
+            "model.layers.2 (OptimizedModule)",
+        ),
+    ],
+)
+def test_compiled_modules_that_hold_hooks_are_refused(family: str, change: Any, names: str) -> None:
+    """What holds none may be compiled."""
+    model = tiny(family)
+    layer = model.module.model.layers[1]
+    layer.input_layernorm.compile()
+    (layer.mlp if family == "qwen3_5" else layer.mlp.experts).compile()
+    model.module.compile()
+    assert not _why_not(model)
+    change(model.module)
+    (reason,) = _why_not(model)
+    assert reason.startswith(f"compiled modules, through which torch cannot trace a call with a plan: {names}")
+
+
 @pytest.mark.parametrize("dropout", [nn.Dropout, nn.AlphaDropout, nn.Dropout1d])
 def test_dropout_anywhere_is_refused_by_its_path(dropout: type[nn.Module]) -> None:
     model = tiny("qwen3_5")
