@@ -211,6 +211,9 @@ class Model(Backend, ABC):
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""
 
+    def install(self) -> None:
+        """Make the module ready for `forward`. It comes when everything serves: what is refused stays as it was."""
+
     @abstractmethod
     def forward(self, plan: PlanTensors) -> ModelOutput:
         """Hidden states of every compact row, each computed once."""

@@ -65,6 +65,7 @@ def build_env(  # noqa: PLR0917
             reasons.append(f"{kind}: could serve: {', '.join(able(kind, need)) or 'none of those registered'}")
     if reasons:
         raise BackendError("\n".join(reasons))
+    built.install()
     return Env(built, device, need.dtype)
 
 

@@ -76,12 +76,26 @@ def statistics(
     """
     q, experts = multiplicity.to(logits.dtype), logits.shape[1]
     hits = torch.zeros_like(logits).scatter(1, routing.chosen, 1.0)
-    load = q @ hits
+    load = weighted(q, hits)
     counts = total(torch.cat((load, q.sum()[None])))
     fraction = counts[:-1] / (routing.chosen.shape[1] * counts[-1])
-    mass = q @ routing.probability / counts[-1]
+    mass = weighted(q, routing.probability) / counts[-1]
     z = (q * logits.logsumexp(-1).square()).sum()
     return RouterStatistics(z, experts * (fraction * mass).sum(), load)
+
+
+def weighted(multiplicity: Tensor, values: Tensor) -> Tensor:
+    """Sum over rows of q_c * values, in the dtype of values: autocast, which would round to 16 bits, changes nothing.
+
+    Args:
+        multiplicity: q_c, [R].
+        values: float32 or wider, [R, E].
+
+    Returns:
+        [E].
+    """
+    with torch.autocast(values.device.type, enabled=False):
+        return multiplicity.to(values.dtype) @ values
 
 
 def check_load(expert_load: Tensor, layers: int, experts: int) -> None:

@@ -64,6 +64,19 @@ def test_statistics_are_those_of_the_rows_written_out(scoring: str) -> None:
     assert float(found.balance) == pytest.approx(balance, rel=1e-13)
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_autocast_changes_no_statistic(scoring: str) -> None:
+    values = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
+    multiplicity = torch.arange(600) % 7 + 1.0
+    wanted = statistics(*_routed(values, scoring), multiplicity)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = statistics(*_routed(values, scoring), multiplicity)
+    assert wanted.load.sum() == 2 * multiplicity.sum()
+    for got, each in zip(found, wanted, strict=True):
+        assert got.dtype == each.dtype == torch.float32
+        assert torch.equal(got, each)
+
+
 def _routed(values: torch.Tensor, scoring: str):  # type: ignore[no-untyped-def]
     return values, route(values, NO_BIAS, moe(scoring=scoring))
 

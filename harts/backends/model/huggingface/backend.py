@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutput, Need
-from harts.backends.model.huggingface.call import ARGUMENT, TreeCall
+from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
-from harts.backends.model.huggingface.hooks import install, routers_of
+from harts.backends.model.huggingface.hooks import empty, install
+from harts.backends.model.huggingface.parts import layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
 from harts.backends.model.huggingface.refusals import few, head_faults, refusals
 from harts.backends.model.huggingface.wide import precision
-from harts.backends.model.moe import check_load, move_bias
+from harts.backends.model.moe import RouterStatistics, check_load, move_bias
 from harts.backends.model.tokens import check_tokens
 from harts.backends.plan_tensors import PlanTensors
 from harts.errors import BackendError, ConfigError
@@ -49,11 +50,14 @@ class HuggingFace(Model):
         self.module: Any = _built(config, device) if module is None else checked(module, config, device)
         self.settings = self.module.config
         self.family = family_of(self.settings.model_type)
-        install(self.module, self.family)
-        if config.recompute == "full":
-            enable(self.module)
         if module is None:
             self.module.train()
+
+    def install(self) -> None:
+        """Hooks on the module's layers, and the checkpointing that is asked for."""
+        install(self.module, self.family)
+        if self.config.recompute == "full":
+            enable(self.module)
 
     def need(self, chunk_size: int) -> Need:
         """What this model asks of the attention backends."""
@@ -91,15 +95,7 @@ class HuggingFace(Model):
             check_training(self.module)
         check_tokens(plan, self.settings.vocab_size)
         call = TreeCall(plan, self.linear, self.full)
-        with precision(self.module.dtype):
-            output = self.module.model(
-                input_ids=plan.input_ids[None],
-                position_ids=plan.position_ids[None],
-                attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
-                use_cache=False,
-                **{ARGUMENT: call},
-            )
-        hidden, counted = output.last_hidden_state.squeeze(0), call.end()
+        hidden, counted = self._run(call)
         self._check_layers(call.ran, set(counted))
         check_graphs(counted, self.module, self.family)
         if not counted:
@@ -108,10 +104,30 @@ class HuggingFace(Model):
         z, balance, load = (torch.stack(each) for each in zip(*found, strict=True))
         return ModelOutput(hidden, z.sum(), balance.sum(), load)
 
-    def _check_layers(self, ran: dict[int, str], counted: set[int]) -> None:
-        wanted = dict(enumerate(self.settings.layer_types))
-        missing = [f"{layer} ({kind})" for layer, kind in wanted.items() if ran.get(layer) != kind]
-        missing += [f"{layer} (experts)" for layer, _ in routers_of(self.module, self.family) if layer not in counted]
+    def _run(self, call: TreeCall) -> tuple[Tensor, dict[int, RouterStatistics]]:
+        """Hidden states, and statistics of each layer with experts; a pass that fails leaves nothing behind either."""
+        plan = call.plan
+        try:
+            with precision(self.module.dtype):
+                output = self.module.model(
+                    input_ids=plan.input_ids[None],
+                    position_ids=plan.position_ids[None],
+                    attention_mask=dict.fromkeys(self.settings.layer_types),  # none for any kind, and none is made
+                    use_cache=False,
+                    **{ARGUMENT: call},
+                )
+        finally:
+            counted = call.end()
+            empty(self.module, self.family)
+        return output.last_hidden_state.squeeze(0), counted
+
+    def _check_layers(self, ran: set[tuple[int, str]], counted: set[int]) -> None:
+        attention = set(enumerate(self.settings.layer_types))
+        wanted = attention | {(layer, CONVOLUTION) for layer, kind in attention if kind == "linear_attention"}
+        missing = [f"{layer} ({part})" for layer, part in sorted(wanted - ran)]
+        missing += [
+            f"{each} (experts)" for each in layers_with_experts(self.module, self.family) if each not in counted
+        ]
         if missing:
             raise BackendError(f"model: these layers did not run on compact rows: {', '.join(missing)}")
 

@@ -12,6 +12,9 @@ from harts.backends.plan_tensors import PlanTensors
 ARGUMENT = "tree_call"
 """Keyword by which the call reaches every layer: models hand keywords that they do not know on to their layers."""
 
+CONVOLUTION = "short convolution"
+"""What linear attention has beside the delta rule."""
+
 
 @dataclass(eq=False)
 class TreeCall:
@@ -23,16 +26,16 @@ class TreeCall:
     plan: PlanTensors
     linear: LinearAttention
     full: FullAttention
-    ran: dict[int, str] = field(default_factory=dict)
-    """Layers whose attention ran on the plan, and its kind."""
+    ran: set[tuple[int, str]] = field(default_factory=set)
+    """What ran on the plan: layers, and the kind of their attention or CONVOLUTION."""
     statistics: dict[int, RouterStatistics] = field(default_factory=dict)
     """Of each layer with experts, until the forward pass ends."""
     ended: bool = False
     """Whether the forward pass has ended; what runs then is recomputation."""
 
     def enter(self, layer: int, kind: str) -> None:
-        """Attention of a layer begins."""
-        self.ran[layer] = kind
+        """Attention or the short convolution of a layer begins."""
+        self.ran.add((layer, kind))
 
     def count(self, layer: int, found: RouterStatistics) -> None:
         """Statistics of a layer; those of recomputation are dropped."""
@@ -54,10 +57,12 @@ class LayerCall(NamedTuple):
 
 
 class Slot:
-    """Holds the call that last ran attention in one layer, none after a plain call: its experts run in the same one."""
+    """Where attention of a layer leaves its call for one part that runs after it, and is given no arguments."""
 
     call: TreeCall | None = None
+    """None after a plain call."""
 
-    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
-        """Copies and what is read from files belong to another model: they are empty."""
-        return Slot, ()
+    def take(self) -> TreeCall | None:
+        """The call, for this run of the part alone: what runs by itself later is in none."""
+        found, self.call = self.call, None
+        return found

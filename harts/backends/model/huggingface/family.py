@@ -41,7 +41,7 @@ class Router:
 
 @dataclass(frozen=True)
 class Family:
-    """Names are those of the module that defines the family's models in transformers."""
+    """Names are those of the module that defines the family's models in transformers; classes may have subclasses."""
 
     module: str
     """The module, under `transformers.models`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harts.backends.linear.conv import short_conv
 from harts.backends.linear.dtypes import wide_dtype
-from harts.backends.model.huggingface.call import LayerCall
+from harts.backends.model.huggingface.call import CONVOLUTION, LayerCall
 from harts.backends.model.norm import l2norm
 from harts.errors import BackendError
 
@@ -103,6 +103,7 @@ def tree_conv(
     call, layer = tree_call
     if wrong := conv_faults(bias, activation):
         raise BackendError(f"layer {layer}: its short convolution has {' and '.join(wrong)}")
+    call.enter(layer, CONVOLUTION)
     rows = hidden_states.squeeze(0).transpose(0, 1)
     return short_conv(rows.contiguous(), weight, call.plan).transpose(0, 1)[None]
 

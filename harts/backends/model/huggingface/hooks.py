@@ -6,33 +6,35 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from harts.backends.model.huggingface.call import LayerCall, Slot, TreeCall
 from harts.backends.model.huggingface.family import Family, Router
-from harts.backends.model.huggingface.functions import AttentionFunctions, delta_rule, tree_conv
-from harts.backends.model.invariant import FUNCTIONS
+from harts.backends.model.huggingface.parts import PRODUCTS, all_of, attention_of, few_outputs
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
-
-PRODUCTS = {"F": FUNCTIONS}
-"""Routers and linear modules call `F.linear`."""
 
 
 class TreeForward:
     """Forward of one attention layer: that of its class, in which some global names are ours in calls with a plan."""
 
-    def __init__(self, layer: Any, names: dict[str, Any], slot: Slot) -> None:
-        self.layer, self.names, self.slot = layer, names, slot
+    def __init__(self, layer: Any, names: dict[str, Any], slots: list[Slot]) -> None:
+        self.layer, self.names, self.slots = layer, names, slots
 
     def __call__(self, *given: Any, tree_call: TreeCall | None = None, **others: Any) -> Any:
         """What the layer gives."""
-        self.slot.call, function = tree_call, type(self.layer).forward
+        self.leave(tree_call)
+        function = type(self.layer).forward
         if tree_call is None:
             return function(self.layer, *given, **others)
         call = LayerCall(tree_call, self.layer.layer_idx)
         return rebound(function, self.names)(self.layer, *given, **others, tree_call=call)
+
+    def leave(self, call: TreeCall | None) -> None:
+        """For all parts of the layer that run in the same call."""
+        for slot in self.slots:
+            slot.call = call
 
 
 class InvariantForward:
@@ -45,7 +47,7 @@ class InvariantForward:
     def __call__(self, *given: Any, **others: Any) -> Any:
         """What the module gives."""
         function = type(self.module).forward
-        return (function if self.slot.call is None else rebound(function, PRODUCTS))(self.module, *given, **others)
+        return (function if self.slot.take() is None else rebound(function, PRODUCTS))(self.module, *given, **others)
 
 
 class CountExperts:
@@ -59,7 +61,7 @@ class CountExperts:
 
     def __call__(self, _module: Any, _given: Any, output: tuple[Tensor, ...]) -> None:
         """Counts."""
-        call = self.slot.call
+        call = self.slot.take()
         if call is None:
             return
         logits, chosen = widen(output[0]), output[-1]
@@ -76,37 +78,26 @@ def install(module: Any, family: Family) -> None:
     Args:
         module: the causal language model.
         family: what it is.
-
-    Raises:
-        BackendError: a layer does not call what the family says.
     """
-    names_of: dict[str, dict[str, Any]] = {
-        family.full_layer: {"ALL_ATTENTION_FUNCTIONS": AttentionFunctions},
-        family.linear_layer: {family.conv: tree_conv, family.delta_rule: delta_rule},
-    }
     for index, layer in enumerate(module.model.layers):
-        fresh = [part for part in layer.modules() if _name(part) in names_of and "forward" not in vars(part)]
-        slot = Slot()
-        for part in fresh:
-            names = names_of[_name(part)]
-            rebound(type(part).forward, names)  # raises
-            part.forward = TreeForward(part, names, slot)
+        fresh = [(part, names) for part, names in attention_of(layer, family) if "forward" not in vars(part)]
+        slots: list[Slot] = []
+        for part, names in fresh:
+            part.forward = TreeForward(part, names, slots)
         if fresh and family.router is not None:
-            for router in _of(layer, family.router.cls):
-                router.register_forward_hook(CountExperts(index, family.router, slot))
-            for part in _few_outputs(layer, family.router):
-                rebound(type(part).forward, PRODUCTS)  # raises
-                part.forward = InvariantForward(part, slot)
+            for part in (each for each in few_outputs(layer, family) if "forward" not in vars(each)):
+                slots.append(Slot())
+                part.forward = InvariantForward(part, slots[-1])
+            for router in all_of(layer, family.router.cls):
+                slots.append(Slot())
+                router.register_forward_hook(CountExperts(index, family.router, slots[-1]))
 
 
-def own_forwards(module: Any, family: Family) -> list[str]:
-    """Names of the attention layers whose instance has a forward that is not ours."""
-    return [
-        f"{name} ({_name(part)})"
-        for name, part in module.named_modules()
-        if _name(part) in {family.full_layer, family.linear_layer}
-        and not isinstance(vars(part).get("forward"), TreeForward | None)
-    ]
+def empty(module: Any, family: Family) -> None:
+    """Take back the calls that a pass has left where no part has run."""
+    for part, _ in attention_of(module, family):
+        if isinstance(forward := vars(part).get("forward"), TreeForward):
+            forward.leave(None)
 
 
 def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
@@ -115,10 +106,9 @@ def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
     Raises:
         BackendError: the function does not use one of the names.
     """
+    if fault := not_called(function, names):
+        raise BackendError(f"model: {fault}")
     bare = inspect.unwrap(function)
-    absent = sorted(set(names) - set(bare.__code__.co_names))
-    if absent:
-        raise BackendError(f"model: {bare.__qualname__} does not call {', '.join(absent)}; its family is not served")
     made = FunctionType(
         bare.__code__, {**bare.__globals__, **names}, bare.__name__, bare.__defaults__, bare.__closure__
     )
@@ -126,28 +116,8 @@ def rebound(function: Any, names: dict[str, Any]) -> FunctionType:
     return made
 
 
-def routers_of(module: Any, family: Family) -> list[tuple[int, Any]]:
-    """Layer and router of all layers with experts, in order."""
-    if family.router is None:
-        return []
-    return [
-        (index, router) for index, layer in enumerate(module.model.layers) for router in _of(layer, family.router.cls)
-    ]
-
-
-def _of(layer: Any, cls: str) -> list[Any]:
-    return [part for part in layer.modules() if _name(part) == cls]
-
-
-def _few_outputs(layer: Any, router: Router) -> list[Any]:
-    """Routers and gates of shared experts; those with a forward of their own keep it."""
-    gates = [
-        part
-        for name, part in layer.named_modules()
-        if name.rpartition(".")[2] == router.shared_gate and type(part) is nn.Linear
-    ]
-    return [part for part in _of(layer, router.cls) + gates if "forward" not in vars(part)]
-
-
-def _name(part: Any) -> str:
-    return type(part).__name__
+def not_called(function: Any, names: dict[str, Any]) -> str | None:
+    """Why some global names cannot stand for something else in a function: it does not use them."""
+    bare = inspect.unwrap(function)
+    absent = sorted(set(names) - set(bare.__code__.co_names))
+    return f"{bare.__qualname__} does not call {', '.join(absent)}; its family is not served" if absent else None

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harts.backends.model.huggingface.family import Family
-from harts.backends.model.huggingface.hooks import routers_of
+from harts.backends.model.huggingface.parts import routers_of
 from harts.backends.model.huggingface.wide import recomputation
 from harts.backends.model.moe import RouterStatistics
 from harts.errors import BackendError

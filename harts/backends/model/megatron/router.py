@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from harts.backends.model.invariant import linear
 from harts.backends.model.megatron.call import TreeParams, attach
-from harts.backends.model.moe import Routing, statistics
+from harts.backends.model.moe import Routing, statistics, weighted
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
 
@@ -75,7 +75,7 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
         q = self.call.multiplicity
         # like Megatron's, the balance loss looks at choices without the selection bias, the load at those with it
         found = statistics(rows, Routing(scores.topk(self.topk, dim=1).indices, probs, scores), q, self._total)
-        found = found._replace(load=q.to(rows.dtype) @ routing_map.to(rows.dtype))
+        found = found._replace(load=weighted(q, routing_map.to(rows.dtype)))
         # experts compute padding rows too, a few at most: Megatron counts on as many choices of every row. Their weight
         # is 0, so nothing comes of them, and no gradient goes into an expert
         return attach(probs * (q > 0)[:, None], found, self.layer_number, self.call), routing_map
@@ -121,7 +121,7 @@ class TreeRouter(TopKRouter):  # type: ignore[misc]  # megatron has no types
             super()._apply_expert_bias(routing_map, **others)
         elif self.enable_expert_bias and torch.is_grad_enabled():  # once: recomputation comes with gradients
             with torch.no_grad():
-                self.local_tokens_per_expert += self.call.multiplicity @ routing_map.float()
+                self.local_tokens_per_expert += weighted(self.call.multiplicity, routing_map.float())
 
     def _counted(self, scores: Tensor, routing_map: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Scores and choices as often as they count. Under a padding mask Megatron counts choices instead of rows."""

@@ -79,12 +79,19 @@ def config(family: str, changes: dict[str, Any] | None = None, **fields: Any) ->
 
 def wrapped(settings: HuggingFaceConfig) -> HuggingFace:
     """The backend's model over the two oracles."""
-    return HuggingFace(settings, Naive(Naive.Config()), Sdpa(Sdpa.Config()))
+    return _installed(settings)
 
 
 def handed_over(module: Any, **fields: Any) -> HuggingFace:
     """The backend's model of a module of the caller's, over the two oracles."""
-    return HuggingFace(HuggingFaceConfig(**fields), Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
+    return _installed(HuggingFaceConfig(**fields), module)
+
+
+def _installed(settings: HuggingFaceConfig, module: Any = None) -> HuggingFace:
+    """Whether or not it can serve."""
+    model = HuggingFace(settings, Naive(Naive.Config()), Sdpa(Sdpa.Config()), module=module)
+    model.install()
+    return model
 
 
 def tiny(family: str, changes: dict[str, Any] | None = None, **fields: Any) -> HuggingFace:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import harts
-from tests.backends.model.huggingface.models import stock, tiny
-from tests.backends.model.huggingface.runs import forest, gradients
+from tests.backends.model.huggingface.models import CHUNK, EXPERTS, WITH_EXPERTS, routers, stock, tiny
+from tests.backends.model.huggingface.runs import compact, forest, gradients, tensors
+from tests.parity.trees import layout_of
 
 TRAINER = Path(__file__).resolve().parents[4] / "pipelines" / "trainer_huggingface.yaml"
 
@@ -53,3 +54,19 @@ def test_log_probs_and_gradients_are_as_exact_as_those_of_transformers(family: s
         found.append((logprobs.detach(), torch.cat([grads[name].flatten() for name in sorted(grads)])))
     for exact, rough, ours in zip(*found, strict=True):
         assert 0 < float((ours - exact).norm()) < 2 * float((rough - exact).norm())
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_loads_are_the_choices_of_the_routers_counted(family: str) -> None:
+    model, paths = tiny(family), [[1, 2, 3, 4, 5, 6, first, 7, 8] for first in range(24) for _ in range(25)]
+    layout, chosen = layout_of(paths, CHUNK), []
+    for router in routers(model.module, family):
+        router.register_forward_hook(lambda _module, _given, output: chosen.append(output[-1]))
+    plan = tensors(layout)
+    with _autocast(True), torch.no_grad():
+        found = compact(model, layout, plan)
+    assert found.load is not None and found.load.dtype == torch.float32
+    q = plan.multiplicity.long()
+    wanted = [[int(q[(each == expert).any(1)].sum()) for expert in range(EXPERTS)] for each in chosen]
+    assert max(map(max, wanted)) > 256  # past what bfloat16 counts
+    assert found.load.tolist() == wanted

@@ -65,6 +65,7 @@ def _backend(kind: str, name: str, **config: Any) -> Any:
 def _model(case: Case, linear: LinearAttention, full: FullAttention, device: str, **fields: Any) -> HuggingFace:
     settings = HuggingFaceConfig(family=case.family, overrides=OVERRIDES[case.family] | case.changes, **fields)
     made = HuggingFace(settings, linear, full, device)
+    made.install()
     scramble(made.module)
     return made
 

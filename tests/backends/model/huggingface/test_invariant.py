@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harts.backends.model.huggingface.call import TreeCall
 from harts.backends.model.huggingface.hooks import TreeForward
 from harts.backends.model.invariant import FUNCTIONS, linear
 from tests.backends.model.huggingface.models import (
@@ -23,7 +24,7 @@ from tests.backends.model.huggingface.models import (
     routers,
     wrapped,
 )
-from tests.backends.model.huggingface.runs import compact, forest
+from tests.backends.model.huggingface.runs import compact, forest, tensors
 from tests.parity.trees import layout_of
 
 
@@ -42,11 +43,16 @@ def test_routers_and_gates_use_it_in_calls_with_a_plan_alone(family: str, monkey
     layers, gates = len(routers(model.module, family)), family in WITH_SHARED_GATE
     assert layers
     layout = layout_of(forest(0), CHUNK)
-    compact(model, layout)
+    plan = tensors(layout)
+    compact(model, layout, plan)
     assert sorted(outputs) == [1] * layers * gates + [EXPERTS] * layers
     rows = torch.randn(len(layout.input_ids), model.settings.hidden_size)
     for router in routers(model.module, family):
-        assert torch.equal(router(hidden_states=rows)[0], router(rows)[0])
+        found = []
+        for given, named in (((rows,), {}), ((), {"hidden_states": rows})):
+            router.forward.slot.call = TreeCall(plan, model.linear, model.full)
+            found.append(router(*given, **named)[0])
+        assert torch.equal(*found)
     assert len(outputs) == layers * (3 + gates)
     model.module(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
     assert len(outputs) == layers * (3 + gates)

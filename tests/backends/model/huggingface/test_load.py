@@ -46,6 +46,26 @@ def test_every_reason_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("override", "text"),
     [
+        ("layout.conv_width=3", "its conv_width is 4, but the layout prepares windows of 3"),
+        ("linear_attention={type: kda}", "linear_attention: Kda: "),
+        ("model.expert_bias_rate=0.1", "its routers have no selection bias"),
+    ],
+)
+def test_a_module_that_is_refused_stays_as_it_was(override: str, text: str) -> None:
+    made = tiny("qwen3_next").module
+    plain = type(made)(made.config).train()
+    before = [dict(vars(each)) for each in plain.modules()]
+    with pytest.raises(ConfigError, match=text):
+        _load(plain, override, "model.recompute=full")
+    assert [dict(vars(each)) for each in plain.modules()] == before
+    assert not any(each._forward_hooks for each in plain.modules())
+    _load(plain, "model.recompute=full")
+    assert all(layer.gradient_checkpointing for layer in plain.model.layers)
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
         ("model.experts=eager", "a model is handed over, and experts would make another one"),
         ("model.seed=5", "a model is handed over, and seed would make another one"),
         ("model.expert_bias_rate=0.1", "its routers have no selection bias"),

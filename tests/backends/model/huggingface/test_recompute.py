@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from harts.backends.model.huggingface.backend import HuggingFace
 from harts.errors import BackendError
@@ -79,6 +81,17 @@ def test_checkpointing_of_the_callers_own_in_float64_is_refused() -> None:
     module.activation_checkpointing_enable()
     with pytest.raises(BackendError, match="it is float64, and its own checkpointing computes layers again in float32"):
         handed_over(module)
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_experts_that_are_recomputed_without_their_attention_are_noticed(family: str) -> None:
+    """They are given no plan, and may run again after another microbatch's attention."""
+    model = tiny(family)
+    for layer in model.module.model.layers:
+        layer.mlp.forward = partial(checkpoint, partial(type(layer.mlp).forward, layer.mlp), use_reentrant=False)
+    first, _ = (compact(model, layout_of(forest(seed), CHUNK, row_multiple=128)) for seed in (0, 1))
+    with pytest.raises(CheckpointError, match="A different number of tensors was saved"):
+        first.loss.backward()
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS)

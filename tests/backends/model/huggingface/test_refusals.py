@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +16,16 @@ from harts.backends.model.huggingface.backend import HuggingFace
 from harts.backends.model.huggingface.call import LayerCall
 from harts.backends.model.huggingface.family import family_named
 from harts.backends.model.huggingface.functions import delta_rule, tree_attention
-from harts.backends.model.huggingface.hooks import TreeForward
 from harts.errors import BackendError, InputError
-from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, handed_over, tiny, wrapped
+from tests.backends.model.huggingface.models import CHUNK, OVERRIDES, config, tiny, wrapped
 from tests.backends.model.huggingface.runs import compact, forest, tensors
 from tests.parity.trees import layout_of
 
 LAYOUT = layout_of(forest(0), CHUNK)
 
 
-def _as_family(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    changed = replace(family_named("qwen3_5"), **changes)
+def _as_family(monkeypatch: pytest.MonkeyPatch, family: str = "qwen3_5", **changes: Any) -> None:
+    changed = replace(family_named(family), **changes)
     monkeypatch.setattr(backend, "family_of", lambda _: changed)
 
 
@@ -38,16 +36,19 @@ def _why_not(model: HuggingFace) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("repeat_kv", r"Qwen3_5GatedDeltaNet.forward does not call repeat_kv; its family is not served"),
-        ("chunk_kimi_delta_attention", r"does not call chunk_kimi_delta_attention; its family is not served"),
+        ("repeat_kv", "Qwen3_5GatedDeltaNet.forward does not call repeat_kv; its family is not served"),
+        (
+            "chunk_kimi_delta_attention",
+            "Qwen3_5GatedDeltaNet.forward does not call chunk_kimi_delta_attention; its family is not served",
+        ),
     ],
 )
-def test_a_name_that_no_layer_calls_is_refused_when_the_model_is_built(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_no_layer_calls_is_refused(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _as_family(monkeypatch, delta_rule=name)
+    model = wrapped(config("qwen3_5"))
+    assert _why_not(model) == [text]
     with pytest.raises(BackendError, match=text):
-        wrapped(config("qwen3_5"))
+        compact(model, LAYOUT)
 
 
 def test_a_layer_that_runs_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +58,15 @@ def test_a_layer_that_runs_something_else_is_refused(monkeypatch: pytest.MonkeyP
     _as_family(monkeypatch, delta_rule="torch_recurrent_gated_delta_rule")  # in its code, not called in training
     with pytest.raises(BackendError, match=r"did not run on compact rows: 0 \(linear_attention\), 2 \(linear_att"):
         compact(wrapped(config("qwen3_5")), LAYOUT)
+
+
+@pytest.mark.parametrize("family", sorted(OVERRIDES))
+def test_a_layer_whose_convolution_is_another_function_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = family_named(family)
+    monkeypatch.setattr(described.modeling, described.conv, inspect.unwrap(getattr(described.modeling, described.conv)))
+    _as_family(monkeypatch, family, conv="causal_conv1d_update")  # in its code, not called in training
+    with pytest.raises(BackendError, match=r"rows: 0 \(short convolution\), 2 \(short convolution\)$"):
+        compact(wrapped(config(family)), LAYOUT)
 
 
 def test_layers_of_another_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +84,7 @@ def test_a_layer_whose_forward_is_replaced_is_refused() -> None:
     layers[0].mlp.forward = lambda hidden_states: hidden_states
     with pytest.raises(BackendError) as raised:
         compact(model, LAYOUT)
-    assert "1 (full_attention), 2 (linear_attention)" in str(raised.value)
+    assert "1 (full_attention), 2 (linear_attention), 2 (short convolution)" in str(raised.value)
 
 
 def test_experts_that_do_not_run_are_refused() -> None:
@@ -136,28 +146,6 @@ def test_another_short_convolution_is_refused(family: str) -> None:
         compact(model, LAYOUT)
 
 
-@pytest.mark.parametrize("family", sorted(OVERRIDES))
-def test_attention_with_a_forward_of_its_own_is_refused_and_kept(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = family_named(family)
-    for each in (described.delta_rule, described.conv):  # in torch, also where FLA is installed
-        monkeypatch.setattr(described.modeling, each, inspect.unwrap(getattr(described.modeling, each)))
-    module = tiny(family).module
-    (name, layer), (other, _) = [
-        (name, each)
-        for name, each in module.named_modules()
-        if isinstance(vars(each).pop("forward", None), TreeForward)
-    ][:2]
-    layer.forward = own = partial(type(layer).forward, layer)
-    model = handed_over(module)
-    assert _why_not(model) == [
-        f"layers with a forward of their own, which does not know the plan: {name} ({type(layer).__name__})"
-    ]
-    assert layer.forward is own
-    assert vars(module.get_submodule(other))["forward"]
-    with pytest.raises(BackendError, match="did not run on compact rows: 0"):
-        compact(model, LAYOUT)
-
-
 @pytest.mark.parametrize("dropout", [nn.Dropout, nn.AlphaDropout, nn.Dropout1d])
 def test_dropout_anywhere_is_refused_by_its_path(dropout: type[nn.Module]) -> None:
     model = tiny("qwen3_5")
@@ -191,61 +179,6 @@ def test_a_model_says_why_it_cannot_serve(
     model = wrapped(config(family, changes, **fields))
     (reason,) = _why_not(model)
     assert text in reason
-
-
-class _Adapted(nn.Module):
-    """As libraries of adapters wrap a head: it shows the weight of what it wraps."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.base.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = 2.0 * self.base(x)
-        return logits
-
-
-def _hook(module: Any, *_: Any) -> None:
-    """Does nothing."""
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda lm: setattr(lm, "lm_head", _Adapted(lm.lm_head)), "is a _Adapted, not a torch.nn.Linear"),
-        (lambda lm: setattr(lm.lm_head, "bias", nn.Parameter(torch.zeros(24))), "has a bias"),
-        (lambda lm: lm.lm_head.register_forward_hook(_hook), "has hooks, which would not be called"),
-        (lambda lm: lm.lm_head.register_forward_pre_hook(_hook), "has hooks, which would not be called"),
-        (lambda lm: lm.lm_head.register_full_backward_hook(_hook), "has hooks, which would not be called"),
-        (lambda lm: lm.lm_head.register_full_backward_pre_hook(_hook), "has hooks, which would not be called"),
-        (lambda lm: setattr(lm.lm_head, "forward", _hook), "has a forward of its own, which would not be called"),
-    ],
-)
-def test_a_head_that_is_more_than_its_weight_is_refused(change: Any, reason: str) -> None:
-    model = tiny("qwen3_5")
-    assert model.head_weight() is model.module.lm_head.weight
-    change(model.module)
-    assert _why_not(model) == [f"its LM head {reason}"]
-    with pytest.raises(BackendError, match=f"model: its LM head {reason}"):
-        model.head_weight()
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda lm: lm.register_forward_hook(_hook), "has hooks, which would not be called"),
-        (lambda lm: setattr(lm, "forward", _hook), "has a forward of its own, which would not be called"),
-    ],
-)
-def test_what_belongs_to_calls_of_the_whole_model_is_refused(change: Any, reason: str) -> None:
-    """Its parts are called, so that a wrapper for mixed precision, for instance, would have no effect."""
-    model = tiny("qwen3_5")
-    change(model.module)
-    assert _why_not(model) == [f"the model {reason}"]
 
 
 @pytest.mark.parametrize("family", sorted(OVERRIDES))

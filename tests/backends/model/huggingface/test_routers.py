@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from harts.backends.model.huggingface.wide import precision
 from harts.errors import BackendError
-from tests.backends.model.huggingface.models import CHUNK, EXPERTS, FAMILIES, TOP_K, WITH_EXPERTS, routers, stock, tiny
+from tests.backends.model.huggingface.models import (
+    CHUNK,
+    EXPERTS,
+    FAMILIES,
+    TOP_K,
+    WITH_EXPERTS,
+    handed_over,
+    routers,
+    stock,
+    tiny,
+)
 from tests.backends.model.huggingface.runs import (
     agree,
     compact,
@@ -73,6 +86,49 @@ def test_every_position_is_counted_once(family: str, recompute: str) -> None:
     found.loss.backward()
     assert torch.equal(found.load, before)
     assert before.sum(1).tolist() == [TOP_K * sum(map(len, paths))] * len(before)
+
+
+def _parametrized(module: Any, family: str) -> None:
+    for router in routers(module, family):
+        parametrize.register_parametrization(router, "weight", nn.Identity())
+
+
+def _of_subclasses(module: Any, _family: str) -> None:
+    """As sharding of torch's distributed package does it."""
+    for part in module.model.layers.modules():
+        part.__class__ = type(f"Sharded{type(part).__name__}", (type(part),), {})
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("change", [_parametrized, _of_subclasses])
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_layers_of_subclasses_are_those_of_their_classes(family: str, change: Any, early: bool) -> None:
+    wanted, plain = tiny(family), stock(tiny(family))
+    layout = layout_of(forest(0), CHUNK)
+    for each in plain.modules():
+        vars(each).pop("forward", None)  # the functions of transformers
+    if early:
+        change(plain, family)
+    model = handed_over(plain)
+    if not early:
+        change(plain, family)
+    found = [compact(each, layout) for each in (wanted, model)]
+    assert not model.why_not(model.need(CHUNK))
+    for name in ("loss", "z", "balance", "load"):
+        assert torch.equal(*(getattr(each, name) for each in found))
+    model.update_expert_bias(torch.zeros(len(routers(wanted.module, family)), EXPERTS))  # of all routers
+
+
+def test_layers_with_experts_have_one_router() -> None:
+    model = tiny("kimi_linear")
+    layers = model.module.model.layers
+    layers[1].mlp.other = copy.deepcopy(layers[1].mlp.gate)
+    layers[2].mlp.gate = nn.Linear(32, EXPERTS)
+    layers[2].mlp.forward = lambda hidden_states: hidden_states
+    reason = "layers 1, 2 have experts, but not one KimiLinearTopkRouter"
+    assert model.why_not(model.need(CHUNK)) == [reason]
+    with pytest.raises(BackendError, match=r"did not run on compact rows: 2 \(experts\)"):
+        compact(model, layout_of(forest(0), CHUNK))
 
 
 def test_dense_models_have_no_statistics() -> None:

@@ -115,6 +115,16 @@ def test_logits_are_products_whose_rows_do_not_depend_on_their_number(
     assert len(outputs) == layers * (1 + (recompute == "full"))
 
 
+def test_autocast_changes_no_count() -> None:
+    model = tiny(moe=BIASED, dtype="bfloat16")
+    paths = [[1, 2, 3, 4, 5, 6, first, 7, 8] for first in range(16) for _ in range(25)]
+    with torch.autocast("cpu", torch.bfloat16):
+        load = model.forward(tensors(compact(paths))).expert_load
+    assert load is not None
+    assert load.sum(1).tolist() == [BIASED["top_k"] * sum(map(len, paths))] * len(load)
+    assert torch.equal(load, torch.stack(_counts(model.module)))
+
+
 def test_losses_by_trajectory_are_refused() -> None:
     from harts.backends.model.megatron.options import refusals
     from tests.backends.model.megatron.stock import with_router_losses
