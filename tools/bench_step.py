@@ -30,9 +30,9 @@ on the side of HARTS: of ingest, partition and schedule the part of the tokens t
 of these microbatches. Conversion is speedup over S / C; `F/B conversion` leaves out what is done once a step, however
 many microbatches it has (the sum of gradients over processes, norm and clip), and waiting between passes. Both sides
 run once before times are taken, since kernels are compiled and chosen for shapes; repeats are interleaved; the device
-is not waited for within a side. Peak memory includes parameters and gradients; whole trajectories leave more room in a
-microbatch than a plan does, so that what flat takes beside them is scaled to the rows of the fullest microbatch of
-HARTS before peaks are compared.
+is not waited for within a side, and Python's collector leaves alone what was there before. Peak memory includes
+parameters and gradients; whole trajectories leave more room in a microbatch than a plan does, so that what flat takes
+beside them is scaled to the rows of the fullest microbatch of HARTS before peaks are compared.
 
 A topology is sizes joined by +: tp, cp, pp, ep, dp; sp is sequence parallelism. Flat trajectories are packed into as
 many microbatches for every replica. Times are the slowest process's, memory is of the process with the largest peak,
