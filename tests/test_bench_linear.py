@@ -156,6 +156,13 @@ def test_the_generated_microbatch_is_full(part):
     assert found.compression > 2
 
 
+def test_the_typical_microbatch_is_like_its_step(part):
+    found = part("workloads").workload("step", shared_data(), 0, 1.0)
+    found.layout.verify()
+    assert 0.85 * 65_536 < found.rows <= 65_536
+    assert 5 < found.compression < 6.5
+
+
 @pytest.mark.parametrize("name", ["none", "forest", "sand"])
 def test_synthetic_workloads_are_valid_layouts(part, name):
     found = part("workloads").workload(name, Path("absent"), 3, 1.0 if name != "sand" else 0.05)

@@ -5,9 +5,9 @@
     python tools/bench_linear.py --rule kda --workloads forest --backend naive --device cpu --dtype float32 \\
         --scale 0.1 --heads 1 --key-dim 16 --value-dim 16 --tolerance 1e-5 --baselines
 
-Workloads: the trees of the paper's Appendix A (case1, case2, case3), the fullest microbatch of a generated step
-(claude), eight trajectories of 8,192 tokens without sharing (none), a random forest, and thousands of one-token
-branches (sand).
+Workloads: the trees of the paper's Appendix A (case1, case2, case3), the fullest microbatch of a small generated step
+(claude), the one that stands best for a step of 1,551 trajectories (step), eight trajectories of 8,192 tokens without
+sharing (none), a random forest, and thousands of one-token branches (sand).
 
 Parity, in the same run: outputs of every trajectory have the bits of the operator run on each trajectory by itself; two
 runs give equal bits, gradients too; errors to a float64 oracle are at most 1.1 times those of the trajectory-wise runs

@@ -21,7 +21,7 @@ HELD = 0.1
 """Most of the expanded keys and values that `tree` may hold by its peak of memory, which rounding and lists are in."""
 AGAINST_FLAT = 0.9
 """Least of time of the flat run over time of `tree`, over the compression ratio."""
-REQUIRED = ("case1", "case2", "case3", "claude")
+REQUIRED = ("case1", "case2", "case3", "claude", "step")
 """Workloads whose speed is required; the others are extremes, or share nothing."""
 
 
