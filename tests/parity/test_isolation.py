@@ -85,9 +85,10 @@ def test_a_loss_on_one_tree_has_no_gradient_in_another(number: int):
 
 
 def test_the_order_of_two_trees_changes_nothing():
+    """But rounding: on some processors a row of a matrix product has other bits elsewhere in the matrix."""
     env = env_of(Case(1, "kda", "gqa", "dense", "none", 1, False), "naive")
     first, second = [1, 5, 6, 7, 8], [2, 9, 10, 11, 12, 13, 14]
     one = hidden_by_position(env, layout_of(batch_of([first, second])))
     # the second tree's tokens sort first now, so the physical order is the other way round
     relabelled = hidden_by_position(env, layout_of(batch_of([[3, *first[1:]], second])))
-    assert torch.equal(one[1], relabelled[1])
+    torch.testing.assert_close(one[1], relabelled[1], rtol=1e-13, atol=1e-14)

@@ -56,11 +56,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+CALM = {"initializer_range": 0.05}
+"""Of weights: with the 0.2 of other tests both sides are 1e-5 from float64, and how far depends on the processor."""
+
+
 @cache
 def theirs(case: str) -> HuggingFace:
     """A tiny model whose biases and norms are far from what they start at."""
     family, changes = CASES[case]
-    made = models.tiny(family, changes)
+    made = models.tiny(family, changes | CALM)
     draw = torch.Generator().manual_seed(12)
     with torch.no_grad():
         for name, each in sorted(made.module.state_dict().items()):
