@@ -92,9 +92,8 @@ def requirements(
     }
     raced = all(f"{name} / {TREE}" in found for name in RIVALS)
     for name, limit in least.items():
-        value = found.get(name)  # none if there was nothing sound to hold it against, or it was not sound itself
-        if limit == EXPANDING and not raced:
-            value = None
+        # none if there was nothing sound to hold it against, or not all of it, or it was not sound itself
+        value = found.get(name) if raced or limit != EXPANDING else None
         if value is not None or TREE in cost:
             told.append({"ratio": name, "value": value, "least": limit, "met": value is not None and value >= limit})
             if limit == EXPANDING:

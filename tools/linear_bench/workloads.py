@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from step_bench.choice import chosen
-from step_bench.workloads import TOKENS, rollouts
+from step_bench.workloads import TOKENS, existing, generated, rollouts
 
-from harts.ir import Columns, CompactLayout, RolloutBatch, SegmentTree
+from harts.ir import CompactLayout, RolloutBatch, SegmentTree
 from harts.ir.base import Int64
 from harts.registry import resolve
 from harts.stages.ingest.trie import build_trie
@@ -98,20 +96,14 @@ def _tree(name: str, shared: Path, seed: int, scale: float) -> SegmentTree:
     if name == "sand":
         return sand(scale)
     if name in CASES:
-        tree = _paper_tree(CASES[name], _existing(shared / "paper_cases.json"))
+        tree = _paper_tree(CASES[name], existing(shared / "paper_cases.json"))
     elif name == "claude":
-        tree = _fullest(_existing(shared / "tools" / "gen_claude_like.py"), seed)
+        tree = _fullest(shared, seed)
     elif name == "step":
         tree = _typical(shared, seed)
     else:
         tree = forest([-1] * 8, [8_192] * 8)
     return tree if scale == 1 else scaled(tree, scale)
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"needs {path}, which is not there; say where the shared data is with --shared")
-    return path
 
 
 def _paper_tree(number: str, path: Path) -> SegmentTree:
@@ -121,14 +113,9 @@ def _paper_tree(number: str, path: Path) -> SegmentTree:
     return forest([known[each["parent"]] for each in segments], [each["tokens"] for each in segments])
 
 
-def _fullest(generator: Path, seed: int) -> SegmentTree:
+def _fullest(shared: Path, seed: int) -> SegmentTree:
     """The fullest microbatch of a small generated step."""
-    made = _module(generator).generate(**GENERATED, seed=seed)
-    offset, count = made["offsets"], len(made["offsets"]) - 1
-    mask = np.ones(int(offset[-1]), dtype=np.bool_)
-    names = tuple(f"t{i}" for i in range(count))
-    columns = Columns(names, ("g",), offset, np.zeros(count, dtype=np.int32), mask)
-    return max(_microbatches(RolloutBatch("generated", made["tokens"], columns)), key=lambda tree: len(tree.tokens))
+    return max(_microbatches(generated(shared, seed, **GENERATED)), key=lambda tree: len(tree.tokens))
 
 
 def _typical(shared: Path, seed: int) -> SegmentTree:
@@ -142,11 +129,3 @@ def _microbatches(batch: RolloutBatch) -> Sequence[SegmentTree]:
     trees = schedule(schedule.Config()).run(partition(partition.Config(capacity=CAPACITY)).run(build_trie(batch)))
     made: Sequence[SegmentTree] = trees.items
     return made
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -48,24 +48,36 @@ def rollouts(name: str, shared: Path, seed: int, vocabulary: int, capacity: int)
         InputError: a trajectory is longer than the capacity, or there are more different tokens than the vocabulary.
     """
     if name == "claude":
-        made = _claude(_existing(shared / "tools" / "gen_claude_like.py"), seed, min(vocabulary, TOKENS))
+        row = TABLE2[0]
+        made = generated(shared, seed, min(vocabulary, TOKENS), paths=row.paths, raw=row.raw, ratio=RATIO)
     elif name == "none":
         made = _unshared(seed, vocabulary, capacity)
     elif name == BUNDLED:
         made = read_jsonl(Path(__file__).resolve().parents[2] / "pipelines" / "data" / "synthetic.jsonl.gz")
     else:
-        made = read_jsonl(_existing(_medium(shared) / f"{name}.jsonl.gz"))
+        made = read_jsonl(existing(_medium(shared) / f"{name}.jsonl.gz"))
     _check_lengths(made, capacity)
     return _within(made, vocabulary)
 
 
-def _claude(generator: Path, seed: int, vocabulary: int) -> RolloutBatch:
+def generated(shared: Path, seed: int, vocabulary: int = TOKENS, **sizes: float) -> RolloutBatch:
+    """Make a step like a coding agent's; completions are trained.
+
+    Args:
+        shared: folder with tools/gen_claude_like.py.
+        seed: of what is drawn.
+        vocabulary: token ids are below it.
+        sizes: paths, raw tokens, and the ratio of these to unique ones.
+
+    Raises:
+        FileNotFoundError: the generator is not there.
+    """
+    generator = existing(shared / "tools" / "gen_claude_like.py")
     spec = importlib.util.spec_from_file_location(generator.stem, generator)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    row = TABLE2[0]
-    made = module.generate(row.paths, row.raw, RATIO, seed, vocab=vocabulary)
+    made = module.generate(**sizes, seed=seed, vocab=vocabulary)
     offset = made["offsets"]
     length = np.diff(offset)
     position = np.arange(offset[-1]) - np.repeat(offset[:-1], length)
@@ -112,7 +124,12 @@ def _medium(shared: Path) -> Path:
     return shared / "medium"
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The path of a file of the shared data.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"needs {path}, which is not there; say where the shared data is with --shared")
     return path

@@ -223,15 +223,18 @@ def machine_faults(need: Need, least: tuple[int, int]) -> list[str]:
     return []
 
 
+def order_is_asked() -> bool:
+    """Whether torch is set to deterministic algorithms; where it only warns, all run as they do by default."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def order_faults(deterministic: bool) -> list[str]:
     """The reason in torch's setting, which is meant to raise where kernels have no fixed order of sums.
 
     Args:
         deterministic: whether they have one.
     """
-    if deterministic or not torch.are_deterministic_algorithms_enabled():
-        return []
-    if torch.is_deterministic_algorithms_warn_only_enabled():
+    if deterministic or not order_is_asked():
         return []
     return ["torch.use_deterministic_algorithms asked for deterministic kernels, and it sums gradients in any order"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harts.backends.base import Need
-from harts.backends.full.packed import Expanding, machine_faults, packed_views
+from harts.backends.full.packed import Expanding, machine_faults, order_is_asked, packed_views
 from harts.backends.linear.sizes import ceil_div
 from harts.backends.plan_tensors import AttentionViews
 
@@ -35,10 +35,7 @@ class Varlen(Expanding):
 
     def deterministic(self, need: Need) -> bool:
         """Where torch is set to deterministic algorithms: gradients of queries are summed in any order otherwise."""
-        return (
-            torch.are_deterministic_algorithms_enabled()
-            and not torch.is_deterministic_algorithms_warn_only_enabled()  # those then run as they do by default
-        )
+        return order_is_asked()
 
     def _head_dims(self, key_dim: int, value_dim: int) -> tuple[int, int]:
         width = padded_dim(key_dim, value_dim)

@@ -14,6 +14,7 @@ from harts.backends.model.huggingface.functions import conv_faults
 from harts.backends.model.huggingface.hooks import InvariantForward, TreeForward, not_called
 from harts.backends.model.huggingface.parts import (
     PRODUCTS,
+    all_of,
     around_routers,
     attention_of,
     few_outputs,
@@ -116,10 +117,9 @@ def _dropouts(module: Any) -> list[str]:
 
 def _convolutions(module: Any, family: Family) -> list[str]:
     layers: dict[str, list[str]] = {}
-    for layer in module.model.layers.modules():
-        if is_a(layer, family.linear_layer):
-            for fault in conv_faults(layer.conv1d.bias, layer.activation):
-                layers.setdefault(fault, []).append(str(layer.layer_idx))
+    for layer in all_of(module.model.layers, family.linear_layer):
+        for fault in conv_faults(layer.conv1d.bias, layer.activation):
+            layers.setdefault(fault, []).append(str(layer.layer_idx))
     return [f"the short convolution of layers {few(names)} has {fault}" for fault, names in layers.items()]
 
 
