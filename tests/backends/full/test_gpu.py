@@ -5,6 +5,7 @@ Every forest has a branch that is longer than a tile, so that one compilation of
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -350,6 +351,23 @@ def test_the_host_does_not_wait_inside_a_layer(case: Case, device: str) -> None:
         run(attend_with(backend, views, 0.1), given, weight)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_backward_pass_needs_no_views(case: Case, device: str) -> None:
+    """Those of the forward pass are dropped, and their memory is written over, before it."""
+    shape, branches = SHAPES["mha"], long_branches(8)
+    backend = case.backend()
+    *given, upstream = draw(views_of(branches, 0, device).rows, shape, device)
+    inputs = [each.requires_grad_() for each in given]
+    out = backend.attend(*inputs, views_of(branches, 0, device), 0.1)
+    gc.collect()
+    torch.cuda.synchronize()
+    taken = [torch.full((2**power,), 2**30, dtype=torch.int32, device=device) for power in range(4, 18) for _ in "0123"]
+    found = torch.autograd.grad(out, inputs, upstream)
+    del taken
+    wanted = run(attend_with(backend, views_of(branches, 0, device), 0.1), given, upstream)[1:]
+    assert max(errors_of(list(found), [each.double() for each in wanted])) < 4e-3
 
 
 MIB = 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Boolean, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 from flash_attn.cute import utils
@@ -12,35 +12,40 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import flash_attn_func
 from torch import Tensor
 
-from harts.backends.full.tree.plan import DeviceLists, TreePlan
+from harts.backends.full.tree.plan import DeviceLists, Tile, TreePlan
+
+INTERVAL_BYTES = 8
+"""Two numbers of 32 bits."""
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def sees(batch: Any, head: Any, query: Any, key: Any, seqlen: Any, aux: Any) -> Any:  # noqa: PLR0917  (as it is called)
-    """Whether a query row sees a key row: enter[key] <= enter[query] < leave[key]."""
-    place, _ = _interval(aux[0], query[0])
-    first, end = _interval(aux[0], key[0])
-    return (first <= place) & (place < end)
+def sees(  # noqa: PLR0917  (as it is called)
+    batch: Any, head: Any, query: Any, key: Any, seqlen: Any, tensors: Any, scalars: Any
+) -> Any:
+    """Whether a query row sees a key row: 0 <= enter[query] - enter[key] < size[key], as one unsigned comparison."""
+    place, _ = _interval(scalars[0], query[0])
+    first, size = _interval(scalars[0], key[0])
+    return utils.scalar_to_ssa(Uint32(place - first) < Uint32(size), Boolean)
 
 
-def _interval(intervals: Any, row: Any) -> tuple[Any, Any]:
-    """Read both ends of a row's interval.
+def _interval(address: Any, row: Any) -> tuple[Any, Any]:
+    """Read both numbers of a row's interval.
 
     As an instruction without side effects: one load a row of a tile, all of them in flight at once. An indexed tensor
-    is read anew for each pair of rows, one after the other, which takes as long as several tiles.
+    is read anew for each pair of rows, one after the other, which takes as long as several tiles. By address, since
+    rows are divided by the number of rows before a tensor is read.
     """
-    address = (intervals.iterator + 2 * row).toint().ir_value()
     pair = llvm.inline_asm(
         llvm.StructType.get_literal([T.i32(), T.i32()]),
-        [address],
+        [(address + Int64(INTERVAL_BYTES) * Int64(row)).ir_value()],
         "ld.global.nc.v2.b32 {$0, $1}, [$2];",
         "=r,=r,l",
         has_side_effects=False,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
-    first, end = (utils.scalar_to_ssa(Int32(llvm.extractvalue(T.i32(), pair, [i])), Int32) for i in (0, 1))
-    return first, end
+    first, size = (Int32(llvm.extractvalue(T.i32(), pair, [i])) for i in (0, 1))
+    return first, size
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
@@ -62,14 +67,14 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor
         v[None],
         softmax_scale=scale,
         mask_mod=sees,
-        aux_tensors=[plan.intervals],
-        block_sparse_tensors=_block_sparse(plan.keys_of_queries),
-        block_sparse_tensors_bwd=_block_sparse(plan.queries_of_keys),
+        aux_scalars=(Int64(plan.intervals.data_ptr()),),
+        block_sparse_tensors=_block_sparse(plan.keys_of_queries, plan.sizes.forward),
+        block_sparse_tensors_bwd=_block_sparse(plan.queries_of_keys, plan.sizes.backward),
     )[0]
     return output[0]
 
 
-def _block_sparse(lists: DeviceLists) -> Any:
+def _block_sparse(lists: DeviceLists, tile: Tile) -> Any:
     return BlockSparseTensorsTorch(
-        lists.partial_count, lists.partial_index, lists.full_count, lists.full_index, block_size=lists.tile
+        lists.partial_count, lists.partial_index, lists.full_count, lists.full_index, block_size=tile
     )

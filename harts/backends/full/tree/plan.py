@@ -19,8 +19,8 @@ Tile = tuple[int, int]
 """Query rows and key rows of a tile."""
 MOST_TILE_ROWS = 128
 """Of all tiles, on either side."""
-MOST_ROWS = 2**30 - MOST_TILE_ROWS
-"""Two numbers a row are indexed in 32 bits."""
+MOST_ROWS = 2**31 - MOST_TILE_ROWS
+"""Kernels count rows in 32 bits, up to whole tiles."""
 
 
 class TileSizes(NamedTuple):
@@ -37,18 +37,22 @@ class DeviceLists(NamedTuple):
     partial_index: Tensor
     full_count: Tensor
     full_index: Tensor
-    tile: Tile
 
 
 class TreePlan(NamedTuple):
-    """One microbatch for head dims of some tile sizes."""
+    """One microbatch for head dims of some tile sizes.
+
+    All tensors are parts of one: kernels are given the address of `intervals`, and what holds lists for a backward pass
+    holds them, too.
+    """
 
     intervals: Tensor
-    """`Preorder.enter` and `Preorder.leave` of each row in turn, int32, [2 * C up to whole tiles on either side]."""
+    """`Preorder.enter` of each row and how many rows see it, int32, [C up to whole tiles on either side, 2]."""
     keys_of_queries: DeviceLists
     """Forward: tiles of keys of each tile of queries."""
     queries_of_keys: DeviceLists
     """Backward: tiles of queries of each tile of keys."""
+    sizes: TileSizes
 
 
 def tile_sizes(head_dims: tuple[int, int]) -> TileSizes | None:
@@ -89,34 +93,38 @@ def tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
 def _tree_plan(views: AttentionViews, sizes: TileSizes) -> TreePlan:
     rows = int(views.cu_q[-1])
     if rows > MOST_ROWS:
-        raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS} with an interval each")
-    return TreePlan(
-        _intervals(preorder(views), views.device),
-        _device_lists(forward_tiles(views, sizes), "query", rows, sizes.forward, views.device),
-        _device_lists(backward_tiles(views, sizes), "key", rows, sizes.backward, views.device),
-    )
+        raise ValueError(f"views: there are {rows} rows, kernels count {MOST_ROWS}")
+    arrays = [
+        _intervals(preorder(views)),
+        *_lists(forward_tiles(views, sizes), "query", rows, sizes.forward),
+        *_lists(backward_tiles(views, sizes), "key", rows, sizes.backward),
+    ]
+    intervals, *parts = _place_together(arrays, views.device)
+    by_queries, by_keys = ([part[None, None] for part in some] for some in (parts[:4], parts[4:]))
+    return TreePlan(intervals, DeviceLists(*by_queries), DeviceLists(*by_keys), sizes)
 
 
 def _tiles(views: AttentionViews, tile: Tile) -> Tiles:
     return views.once(("tiles", tile), lambda: visible_tiles(views, *tile))
 
 
-def _intervals(order: Preorder, device: torch.device) -> Tensor:
-    """Kernels ask for the intervals of all rows of a tile, also of those past the last row."""
-    pairs = np.stack(order, axis=1).ravel().astype(np.int32)
-    return place(np.pad(pairs, (0, 2 * MOST_TILE_ROWS)), device)
+def _intervals(order: Preorder) -> Int32:
+    """Kernels ask for the intervals of all rows of a tile, also of those past the last row, which nobody sees."""
+    pairs = np.stack([order.enter, order.leave - order.enter], axis=1).astype(np.int32)
+    return np.pad(pairs, ((0, MOST_TILE_ROWS), (0, 0)))
 
 
-def _device_lists(
-    tiles: Tiles, by: Literal["query", "key"], rows: int, tile: Tile, device: torch.device
-) -> DeviceLists:
+def _lists(tiles: Tiles, by: Literal["query", "key"], rows: int, tile: Tile) -> list[Int32]:
+    """Counts and indices, [M] and [M, W], of tiles seen in part, then of those seen whole."""
     queries, keys = (ceil_div(rows, size) for size in tile)
     one, other, *counts = (
         (tiles.query, tiles.key, queries, keys) if by == "query" else (tiles.key, tiles.query, keys, queries)
     )
-    partial, full = (lists(one[which], other[which], *counts) for which in (~tiles.full, tiles.full))
+    return [array for which in (~tiles.full, tiles.full) for array in lists(one[which], other[which], *counts)]
 
-    def put(array: Int32) -> Tensor:
-        return place(array, device)[None, None]
 
-    return DeviceLists(put(partial.counts), put(partial.indices), put(full.counts), put(full.indices), tile)
+def _place_together(arrays: list[Int32], device: torch.device) -> list[Tensor]:
+    """Each array as a part of one tensor of the device."""
+    whole = place(np.concatenate([array.ravel() for array in arrays]), device)
+    parts = torch.split(whole, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

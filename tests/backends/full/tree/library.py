@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -33,11 +34,11 @@ def seen_by(lists: Any, size: tuple[int, int], intervals: Tensor, by: int) -> Te
     Args:
         lists: tiles of keys of each tile of queries, or of queries of each of keys.
         size: queries and keys of a tile.
-        intervals: of all rows, up to whole tiles.
+        intervals: places of all rows, and how many rows see them, up to whole tiles.
         by: 0 where tiles are listed by those of queries, 1 where by those of keys.
     """
-    enter, leave = intervals.view(-1, 2)[:-128].T
-    masked = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
+    enter, seeing = intervals[:-128].T
+    masked = (enter[None, :] <= enter[:, None]) & (enter[:, None] < (enter + seeing)[None, :])
     seen = torch.zeros(masked.shape, dtype=torch.int64)
     for partial, counts, indices in (
         (True, lists.partial_count, lists.partial_index),
@@ -58,19 +59,25 @@ def seen_by(lists: Any, size: tuple[int, int], intervals: Tensor, by: int) -> Te
     return seen
 
 
+def read_intervals(address: int, rows: int) -> Tensor:
+    """What a kernel reads of rows and of a tile past them, int32, [rows + 128, 2]."""
+    numbers = (ctypes.c_int32 * (2 * (rows + 128))).from_address(address)
+    return torch.tensor(numbers, dtype=torch.int32).view(-1, 2)
+
+
 def flash_attn_func(  # noqa: PLR0917
     q: Tensor,
     k: Tensor,
     v: Tensor,
     softmax_scale: float,
     mask_mod: Any,
-    aux_tensors: list[Tensor],
+    aux_scalars: tuple[int],
     block_sparse_tensors: BlockSparse,
     block_sparse_tensors_bwd: BlockSparse,
 ) -> tuple[Tensor, None]:
     assert mask_mod.__name__ == "sees"
     assert len(q) == len(k) == len(v) == 1
-    (intervals,) = aux_tensors
+    intervals = read_intervals(*aux_scalars, rows=q.shape[1])
     both = (block_sparse_tensors, block_sparse_tensors_bwd)
     seen, backward = (seen_by(lists, lists.block_size, intervals, by) for by, lists in enumerate(both))
     assert seen.max() == 1
@@ -95,7 +102,10 @@ def flash_attn_varlen_func(
 def put_in_place(patch: pytest.MonkeyPatch) -> None:
     """Let the modules that import FlashAttention 4 import this instead."""
     everything: dict[str, dict[str, Any]] = {
-        "cutlass": {"Int32": int, "cute": _module("cute", jit=lambda function: function)},
+        "cutlass": {
+            **dict.fromkeys(("Boolean", "Int32", "Int64", "Uint32"), int),
+            "cute": _module("cute", jit=lambda function: function),
+        },
         "cutlass._mlir.dialects": {"llvm": None},
         "cutlass.cutlass_dsl": {"T": None},
         "flash_attn.cute": {"utils": None},

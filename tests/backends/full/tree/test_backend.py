@@ -87,6 +87,14 @@ def test_a_plan_is_made_once():
     assert tree_plan(views, TileSizes((128, 128), (64, 96))) is tree_plan(views, TileSizes((128, 128), (64, 96)))
 
 
+def test_lists_hold_the_intervals_whose_address_kernels_are_given():
+    plan = tree_plan(views_of(CHAIN), TileSizes((128, 128), (64, 128)))
+    for lists in (plan.keys_of_queries, plan.queries_of_keys):
+        for each in lists:
+            assert each.untyped_storage().data_ptr() == plan.intervals.data_ptr()
+    assert plan.intervals.data_ptr() % 8 == 0  # both numbers are one load
+
+
 BRANCHES = [*CHAIN, (5, 1), (500, 70), (1000, 100), (-1, 40), (1199, 1), (-1, 9)]
 """Branches, and roots between and behind them."""
 
@@ -96,7 +104,7 @@ def test_lists_and_places_together_are_what_rows_see(dims):
     plan, wanted = tree_plan(views_of(BRANCHES), tile_sizes(dims)), visibility(BRANCHES, 1350)
     assert plan.intervals.dtype == torch.int32
     for by, lists in enumerate((plan.keys_of_queries, plan.queries_of_keys)):
-        assert torch.equal(seen_by(lists, lists.tile, plan.intervals, by), wanted.long())
+        assert torch.equal(seen_by(lists, plan.sizes[by], plan.intervals, by), wanted.long())
 
 
 def test_where_nothing_is_shared_the_cost_is_that_of_packed_sequences():
