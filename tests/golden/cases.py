@@ -22,7 +22,8 @@ def trees() -> dict[str, SegmentTree]:
     return {
         # the paper's Figure 2: forks at B - 1 and B + 1
         "figure_2": tree_of_spec([(-1, 63), (0, 2), (0, 10), (1, 10), (1, 10)]),
-        # the paper's Figure 3: P0 fills a chunk, the fork after P1 is inside the next one; A continues, B and C branch
+        # the paper's Figure 3: P0 fills a chunk, the fork after P1 is inside the next one; B is the longest
+        # child and continues, A and C branch
         "figure_3": tree_of_spec([(-1, 84), (0, 50), (0, 70), (0, 20)]),
         "fork_before_boundary": tree_of_spec([(-1, 63), (0, 4), (0, 4)]),
         "fork_on_boundary": tree_of_spec([(-1, 64), (0, 4), (0, 4)]),

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from harts.ir import RoundPlan, SegmentTree
+from harts.ir.base import Int64
 from harts.stages.base import Stage
 from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.sequences import ZERO_STATE, Sequences
+
+Children = Literal["heaviest_first", "as_listed"]
+
+
+class MinCallConfig(ChunkConfig):
+    """Chunk size, and which of the best plans is taken."""
+
+    children: Children = "heaviest_first"
+    """The order in which the children of a segment are tried, of which the first that fits continues its sequence: by
+    falling rows of their subtrees, so that attention sees as many tiles as it can whole; or by their numbers, as in the
+    paper's published plans. Rounds and replay are the same."""
 
 
 class MinCall(Stage[SegmentTree, RoundPlan]):
     """Minimise the number of rounds; total replay is fixed by the chunk size alone (15)."""
 
-    Config = ChunkConfig
+    Config = MinCallConfig
 
     def run(self, tree: SegmentTree, /) -> RoundPlan:
         """Plan one microbatch."""
-        return plan_rounds(tree, self.config.chunk_size)
+        return plan_rounds(tree, self.config.chunk_size, self.config.children)
 
 
 def total_replay(tree: SegmentTree, chunk_size: int) -> int:
@@ -47,9 +59,9 @@ class CallCounts(NamedTuple):
     """T_in: the segment continues its parent inside the call."""
 
 
-def plan_rounds(tree: SegmentTree, chunk_size: int) -> RoundPlan:
-    """Plan every rollout tree of a microbatch by itself and merge rounds by number. Linear time, no recursion."""
-    forest = _forest(tree, chunk_size)
+def plan_rounds(tree: SegmentTree, chunk_size: int, children: Children = "heaviest_first") -> RoundPlan:
+    """Plan every rollout tree of a microbatch by itself and merge rounds by number. No recursion."""
+    forest = _forest(tree, chunk_size, children)
     counts = count_calls(forest)
     sequences = Sequences(tree, chunk_size)
     for root in tree.roots.tolist():
@@ -57,12 +69,23 @@ def plan_rounds(tree: SegmentTree, chunk_size: int) -> RoundPlan:
     return sequences.plan()
 
 
-def _forest(tree: SegmentTree, chunk_size: int) -> Forest:
+def _forest(tree: SegmentTree, chunk_size: int, order: Children) -> Forest:
     offset, child = tree.children
+    if order == "heaviest_first":
+        child = child[np.lexsort((-_subtree_rows(tree)[child], tree.parent[child]))]
     bounds, children = offset.tolist(), child.tolist()
     pieces = [children[a:b] for a, b in pairwise(bounds)]
     inside = tree.end < tree.start // chunk_size * chunk_size + chunk_size
     return Forest(pieces, tree.end.tolist(), inside.tolist())
+
+
+def _subtree_rows(tree: SegmentTree) -> Int64:
+    """Rows of each segment and of all segments below it; a segment comes after its parent."""
+    rows = tree.length.tolist()
+    for v, parent in zip(reversed(range(len(rows))), reversed(tree.parent.tolist()), strict=True):
+        if parent >= 0:
+            rows[parent] += rows[v]
+    return np.array(rows, dtype=np.int64)
 
 
 def count_calls(forest: Forest) -> CallCounts:

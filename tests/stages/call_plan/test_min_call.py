@@ -49,7 +49,7 @@ def test_figure_2_runs_in_two_rounds() -> None:
 
 
 def test_side_branches_in_the_same_chunk_share_the_state_that_their_parent_sequence_started_from() -> None:
-    plan = planned([(-1, 70), (0, 5), (0, 20), (2, 6), (2, 6), (4, 4), (4, 4)])
+    plan = planned([(-1, 70), (0, 100), (0, 20), (2, 60), (2, 6), (4, 4), (4, 4)])
     side = chains(plan).index([2, 3])
     for head in (4, 6):
         (sequence,) = (q for q, chain in enumerate(chains(plan)) if chain[0] == head)
@@ -71,7 +71,7 @@ def test_direct_continuation_is_the_first_child_that_fits() -> None:
     assert chains(planned(flat))[0] == [0, 1]
     critical = [
         (-1, 100),
-        (0, 5),
+        (0, 500),
         (0, 50),
         (0, 5),
         (2, 9),
@@ -80,6 +80,12 @@ def test_direct_continuation_is_the_first_child_that_fits() -> None:
     plan = planned(critical)
     assert chains(plan)[0][:2] == [0, 2]
     assert plan.rounds == 2
+
+
+def test_children_are_tried_by_falling_rows_of_their_subtrees_then_by_number() -> None:
+    tree = direct_tree([(-1, 10), (0, 6), (0, 3), (0, 7), (2, 2), (2, 2), (0, 7)])  # subtrees of 6, 7, 7 and 7 rows
+    assert chains(plan_rounds(tree, B)) == [[0, 2, 4], [5], [3], [6], [1]]
+    assert chains(plan_rounds(tree, B, "as_listed")) == [[0, 1], [2, 4], [5], [3], [6]]
 
 
 def test_sequences_of_a_round_are_in_depth_first_order_of_their_making() -> None:
@@ -119,6 +125,12 @@ def test_stage_plans_with_its_chunk_size() -> None:
     plan = MinCall(MinCall.Config(chunk_size=4)).run(tree)
     assert plan.digest() == plan_rounds(tree, 4).digest()
     assert plan.chunk_size == 4
+
+
+def test_stage_plans_with_its_order_of_children() -> None:
+    tree = direct_tree([(-1, 7), (0, 3), (0, 4)])
+    plan = MinCall(MinCall.Config(chunk_size=4, children="as_listed")).run(tree)
+    assert plan.digest() == plan_rounds(tree, 4, "as_listed").digest() != plan_rounds(tree, 4).digest()
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, "64", True])

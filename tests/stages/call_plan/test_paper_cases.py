@@ -22,7 +22,7 @@ class Case:
         self.names = [segment["name"] for segment in self.told["segments"]]
         known = {name: v for v, name in enumerate(self.names)} | {None: -1}
         self.tree = direct_tree([(known[each["parent"]], each["tokens"]) for each in self.told["segments"]])
-        self.plan = plan_rounds(self.tree, self.told["chunk_size"])
+        self.plan = plan_rounds(self.tree, self.told["chunk_size"], "as_listed")
 
 
 @pytest.fixture(params=["I", "II", "III"])
@@ -72,3 +72,12 @@ def test_returned_states_are_the_ones_that_the_published_plan_implies(case: Case
         wanted.append((sequence, position))
     got = list(zip(plan.state_sequence.tolist(), plan.state_position.tolist(), strict=True))
     assert got == sorted(set(wanted))
+
+
+def test_another_order_of_children_costs_no_more(case: Case) -> None:
+    heaviest = plan_rounds(case.tree, case.plan.chunk_size)
+    check_plan(heaviest)
+    assert heaviest.digest() != case.plan.digest()
+    assert heaviest.rounds == case.plan.rounds
+    assert heaviest.replay.sum() == case.plan.replay.sum()
+    assert len(heaviest.state_position) == len(case.plan.state_position)
