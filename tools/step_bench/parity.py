@@ -1,4 +1,5 @@
-"""Whether both sides compute the same: loss, every gradient, and logits of some positions, before any time is taken."""
+"""Whether both sides compute the same, before any time is taken: loss, every gradient, statistics of routers, logits of
+some positions."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ NARROW_LOSS = 1e-3
 """The same in 16 bits."""
 SPREAD, SPREAD_OF_ONE, NARROW = 2.0, 4.0, 0.02
 """Largest relative difference in 16 bits, of the whole gradient and of that of one parameter: so many times what the
-flat run differs from itself, or `NARROW` if that is more."""
+flat run differs from itself, or `NARROW` if that is more. `SPREAD` is that of routers and of logits, too."""
+COSINE = 1e-9
+"""1 - cosine that always passes: it is rounding of float32 at most."""
+MOVED = 1e-3
+"""Share of the assignments of experts that may be moved, however little the flat run differs from itself."""
 MOST, MOST_OF_ONE = 0.5, 0.9
 """However much the flat run differs from itself: a gradient that is missing is off by 1."""
 NAMED = 3
@@ -49,6 +54,9 @@ class Found(NamedTuple):
     loss: float
     hidden: Tensor
     """Of the sample, float32 or wider, on the host, alike on every process, [n, hidden]."""
+    routers: Tensor
+    """Their z statistic, then the assignments of each expert of each layer, of all microbatches; float64, on the host,
+    alike on every process; [1] without experts."""
 
 
 class Difference(NamedTuple):
@@ -65,6 +73,10 @@ class Difference(NamedTuple):
     """Norm of its gradient over that of the whole gradient."""
     parameters: dict[str, float]
     """Of each parameter's gradient, relative to itself."""
+    router_z: float = 0.0
+    """Relative, of the routers' z statistic; 0 without experts."""
+    moved: float = 0.0
+    """Share of all assignments of experts that are others; 0 without experts."""
 
     def told(self) -> dict[str, Any]:
         """Without what each parameter is off by."""
@@ -102,6 +114,14 @@ class _Sampled(Listener):
         self.sample = sample
         self.dtype = torch.promote_types(pipeline.env.dtype, torch.float32)
         self.found: dict[int, Tensor] = {}
+        self.routers: Tensor | None = None
+
+    def ran(self, outputs: CompactOutputs) -> None:
+        if outputs.expert_load is None:
+            return
+        both: list[Any] = [outputs.router_z, outputs.expert_load]
+        told = torch.cat([each.detach().double().cpu().flatten() for each in both])
+        self.routers = told if self.routers is None else self.routers + told
 
     def logprobs(self, outputs: CompactOutputs) -> Tensor:
         hidden: Any = outputs.hidden
@@ -126,7 +146,8 @@ def execute(pipeline: Pipeline, side: Side, sample: Sample) -> Found:
     pipeline.env.model.module.zero_grad(set_to_none=True)
     listener = _Sampled(pipeline, sample)
     accumulate(side, listener)
-    return Found(listener.loss(), listener.states())
+    routers = torch.zeros(1, dtype=torch.float64) if listener.routers is None else listener.routers
+    return Found(listener.loss(), listener.states(), pipeline.env.model.total(routers))
 
 
 def rounded(pipeline: Pipeline, side: Side, sample: Sample, seed: int) -> Found:
@@ -199,11 +220,11 @@ def parity(pipeline: Pipeline, made: Cut, other: Side, sample: Sample, seed: int
         }
         for name, run in runs.items():
             found = run()
-            apart[name] = difference(model, kept, found.loss, flat.loss)
+            apart[name] = difference(model, kept, found, flat)
             off[name] = off_cosine(logits(model, found), wanted, model.total)
     model.module.zero_grad(set_to_none=True)
     return {
-        "faults": faults(apart["HARTS"], spread(apart, off), pipeline.env.dtype),
+        "faults": faults(apart["HARTS"], spread(apart, off), pipeline.env.dtype) + cosine_faults(off),
         "loss": flat.loss,
         "differences": {name: each.told() for name, each in apart.items()},
         "off_cosine": off,
@@ -227,8 +248,9 @@ def _kept(gradient: Tensor | None, model: Model) -> Tensor | None:
     return gradient if gradient is None or getattr(model, "parallel", None) is None else gradient.clone()
 
 
-def difference(model: Model, kept: list[Tensor | None], loss: float, flat_loss: float) -> Difference:
-    """Compare the gradients that a model holds with some that were kept; alike on every process."""
+def difference(model: Model, kept: list[Tensor | None], found: Found, flat: Found) -> Difference:
+    """Compare a run, whose gradients the model holds, with the flat one, whose gradients were kept; alike on every
+    process."""
     squares: dict[str, tuple[float, float]] = {}
     for (name, each, ours, counts), theirs in zip(gradients(model), kept, strict=True):
         if not counts or (ours is None and theirs is None):
@@ -240,13 +262,21 @@ def difference(model: Model, kept: list[Tensor | None], loss: float, flat_loss: 
     apart, size = (sum(each[i] for each in squares.values()) for i in range(2))
     worst = max(squares, key=lambda name: _farness(*squares[name]))
     return Difference(
-        _relative(abs(loss - flat_loss), abs(flat_loss)),
+        _relative(abs(found.loss - flat.loss), abs(flat.loss)),
         _relative(math.sqrt(apart), math.sqrt(size)),
         worst,
         _farness(*squares[worst]),
         _relative(math.sqrt(squares[worst][1]), math.sqrt(size)),
         {name: _farness(*each) for name, each in squares.items()},
+        *_of_routers(found.routers, flat.routers),
     )
+
+
+def _of_routers(found: Tensor, flat: Tensor) -> tuple[float, float]:
+    """`Difference.router_z` and `Difference.moved`; an assignment that is another one counts at both experts."""
+    apart = (found - flat).abs()
+    moved = _relative(float(apart[1:].sum()) / 2, float(flat[1:].sum()))
+    return _relative(float(apart[0]), float(flat[0])), moved
 
 
 def _summed(found: list[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
@@ -289,7 +319,11 @@ def faults(ours: Difference, spread: Sequence[Difference], dtype: torch.dtype) -
         dtype: of the model.
     """
     wide = dtype in TOLERANCE
-    found = _beyond("loss", ours.loss, LOSS if wide else NARROW_LOSS)
+    of_loss = LOSS if wide else NARROW_LOSS
+    found = _beyond("loss", ours.loss, of_loss)
+    of_z, moved = ([getattr(each, name) for each in spread] for name in ("router_z", "moved"))
+    found += _beyond("statistic z of routers", ours.router_z, _allowed(SPREAD, MOST, of_z, of_loss))
+    found += _beyond("assignments of experts", ours.moved, _allowed(SPREAD, MOST, moved, MOVED))
     if wide:
         return found + _beyond("gradient", ours.gradient, TOLERANCE[dtype], ours.worst)
     found += _beyond("gradient", ours.gradient, _allowed(SPREAD, MOST, [each.gradient for each in spread]), ours.worst)
@@ -301,8 +335,16 @@ def faults(ours: Difference, spread: Sequence[Difference], dtype: torch.dtype) -
     return found + of_one[:NAMED] + more
 
 
-def _allowed(times: float, most: float, spread: Sequence[float]) -> float:
-    return min(most, max(NARROW, times * max((each for each in spread if math.isfinite(each)), default=0.0)))
+def cosine_faults(off: dict[str, dict[str, float]]) -> list[str]:
+    """Why parity does not hold, of what `off_cosine` found in each run: logits are farther from flat's than rounding
+    takes its own."""
+    limit = max(COSINE, SPREAD * max(each["mean"] for name, each in off.items() if name != "HARTS"))
+    value = off["HARTS"]["mean"]
+    return [] if value <= limit else [f"logits: 1 - cosine is {value:.1e} on average, allowed is {limit:.1e}"]
+
+
+def _allowed(times: float, most: float, spread: Sequence[float], least: float = NARROW) -> float:
+    return min(most, max(least, times * max((each for each in spread if math.isfinite(each)), default=0.0)))
 
 
 def _beyond(name: str, value: float, limit: float, worst: str = "") -> list[str]:

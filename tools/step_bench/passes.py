@@ -85,7 +85,9 @@ class Listener:
 
     def hidden(self, microbatch: Microbatch) -> Tensor:
         """Hidden states of its rows; on all but the last pipeline stage what the next one takes."""
-        made: Tensor = self.pipeline.stage("execute").run(microbatch.layout).hidden
+        outputs = self.pipeline.stage("execute").run(microbatch.layout)
+        self.ran(outputs)
+        made: Tensor = outputs.hidden
         return made
 
     def logprobs(self, outputs: CompactOutputs) -> Tensor:
@@ -100,6 +102,9 @@ class Listener:
         if self.losses and model.split.leads:
             loss += torch.stack(self.losses).sum().cpu()
         return float(model.total(loss))
+
+    def ran(self, outputs: CompactOutputs) -> None:
+        """The model has run, on this pipeline stage, in a forward pass."""
 
     def began(self) -> None:
         """A forward pass begins."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from step_bench.breakdown import ATTEND, HEAD
+from step_bench.parity import COSINE
 
 CONVERSION, CORE = 0.95, 0.93
 """Least speedup over compression, without and with planning. Published are 0.855 to 0.864, and 0.78 to 0.82."""
@@ -15,8 +16,6 @@ MEMORY = 1.0
 """Largest peak of HARTS over that of flat in microbatches of as many rows."""
 LOSS = 1e-6
 """Largest relative difference of the losses."""
-COSINE = 1e-9
-"""1 - cosine that always passes: it is rounding of float32 at most."""
 COUNTED_BY = {ATTEND: "pairs", HEAD: "logit_rows"}
 """Parts of a step whose work is not that of rows."""
 UNSHARED = "none"

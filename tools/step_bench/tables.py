@@ -9,6 +9,13 @@ from step_bench.trace import PHASES
 
 SIDES = ("HARTS", "flat")
 PARITY_SIDES = ("HARTS", "repacked", "rerun", "rounded")
+DIFFERENCES = {
+    "loss": "loss",
+    "router_z": "statistic z of routers",
+    "moved": "assignments of experts",
+    "gradient": "gradient",
+    "worst_gradient": "gradient of the worst parameter",
+}
 
 
 def text(told: dict[str, Any]) -> str:
@@ -51,8 +58,7 @@ def _parity(parity: dict[str, Any]) -> list[str]:
     count = f"microbatches: {parity['microbatches']} of HARTS, {parity['flat_microbatches']} of flat"
     lines = [f"  parity {told} ({count})", *(f"    {fault}" for fault in parity["faults"])]
     lines.append(_line("relative difference from flat", *PARITY_SIDES))
-    names = {"loss": "loss", "gradient": "gradient", "worst_gradient": "gradient of the worst parameter"}
-    for name, shown in names.items():
+    for name, shown in DIFFERENCES.items():
         values = [f"{parity['differences'][side][name]:.2e}" for side in PARITY_SIDES]
         lines.append(_line(shown, *values))
     worst = parity["differences"]["HARTS"]

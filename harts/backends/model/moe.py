@@ -116,7 +116,15 @@ def move_bias(bias: Tensor, load: Tensor, rate: float) -> None:
         bias: [E].
         load: q_c-weighted assignments over the whole step, [E].
         rate: in units of a score.
+
+    Raises:
+        BackendError: the bias has less than 32 bits, in which a step of `rate` is rounded away.
     """
+    if torch.finfo(bias.dtype).bits < 32:
+        raise BackendError(
+            f"expert_bias_rate: steps of {rate} are rounded away in a selection bias of {bias.dtype}; make the "
+            "biases of routers float32 again after a cast of the model"
+        )
     with torch.no_grad():
         bias += (rate * torch.sign(load.mean() - load)).to(bias.dtype)
 

@@ -5,7 +5,7 @@ import torch
 
 from harts.backends.model.config import MoeConfig
 from harts.backends.model.mlp import Experts, Mlp
-from harts.backends.model.moe import route, statistics
+from harts.backends.model.moe import move_bias, route, statistics
 from harts.backends.model.parameters import Draw, initialise
 from harts.errors import BackendError
 from tests.backends.model.cases import FORK, MOE, compact_layout, config, execute, reference
@@ -113,6 +113,13 @@ def test_expert_bias_moves_against_the_load_of_the_step() -> None:
     assert found == [[-0.25, 0.25, 0.25, -0.25, 0.0], [0.25, 0.25, 0.25, 0.25, -0.25]]
     model.update_expert_bias(load)
     assert model.module.moe_layers[1].expert_bias.tolist() == [0.5, 0.5, 0.5, 0.5, -0.5]
+
+
+def test_a_bias_in_which_steps_are_rounded_away_is_refused() -> None:
+    bias = torch.full((4,), 0.5, dtype=torch.bfloat16)
+    with pytest.raises(BackendError, match=r"steps of 0\.001 are rounded away in a selection bias of torch\.bfloat16"):
+        move_bias(bias, torch.arange(4.0), 0.001)
+    assert bias.tolist() == [0.5] * 4
 
 
 def test_load_of_another_shape_is_refused() -> None:

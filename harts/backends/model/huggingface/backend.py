@@ -14,7 +14,7 @@ from harts.backends.base import FullAttention, LinearAttention, Model, ModelOutp
 from harts.backends.model.huggingface.call import ARGUMENT, CONVOLUTION, TreeCall
 from harts.backends.model.huggingface.config import HuggingFaceConfig
 from harts.backends.model.huggingface.family import Family, family_named, family_of
-from harts.backends.model.huggingface.hooks import empty, install
+from harts.backends.model.huggingface.hooks import count_last, empty, install
 from harts.backends.model.huggingface.parts import layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
@@ -107,6 +107,7 @@ class HuggingFace(Model):
     def _run(self, call: TreeCall) -> tuple[Tensor, dict[int, RouterStatistics]]:
         """Hidden states, and statistics of each layer with experts; a pass that fails leaves nothing behind either."""
         plan = call.plan
+        count_last(self.module, self.family)
         try:
             with precision(self.module.dtype):
                 output = self.module.model(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harts.backends.model.huggingface.call import LayerCall, Slot, TreeCall
 from harts.backends.model.huggingface.family import Family, Router
-from harts.backends.model.huggingface.parts import PRODUCTS, all_of, attention_of, few_outputs
+from harts.backends.model.huggingface.parts import PRODUCTS, all_of, attention_of, few_outputs, routers_of
 from harts.backends.model.moe import Routing, statistics
 from harts.backends.model.norm import widen
 from harts.errors import BackendError
@@ -91,6 +91,14 @@ def install(module: Any, family: Family) -> None:
             for router in all_of(layer, family.router.cls):
                 slots.append(Slot())
                 router.register_forward_hook(CountExperts(index, family.router, slots[-1]))
+
+
+def count_last(module: Any, family: Family) -> None:
+    """Put our hooks of routers behind those that came after them, which may choose other experts."""
+    for _, router in routers_of(module, family):
+        hooks = router._forward_hooks
+        for number in [number for number, hook in hooks.items() if isinstance(hook, CountExperts)]:
+            hooks.move_to_end(number)
 
 
 def empty(module: Any, family: Family) -> None:

@@ -119,6 +119,24 @@ def test_layers_of_subclasses_are_those_of_their_classes(family: str, change: An
     model.update_expert_bias(torch.zeros(len(routers(wanted.module, family)), EXPERTS))  # of all routers
 
 
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_what_hooks_choose_is_counted_whenever_they_came(family: str, early: bool) -> None:
+    def first_experts(_module: Any, _given: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return *output[:-1], torch.arange(TOP_K).expand_as(output[-1])
+
+    paths, plain = forest(0), stock(tiny(family))
+    for each in plain.modules():
+        vars(each).pop("forward", None)  # the functions of transformers
+    model = None if early else handed_over(plain)
+    for router in routers(plain, family):
+        router.register_forward_hook(first_experts)
+    found = compact(model or handed_over(plain), layout_of(paths, CHUNK))
+    assert found.load is not None
+    positions = sum(map(len, paths))
+    assert found.load.tolist() == [[positions] * TOP_K + [0] * (EXPERTS - TOP_K)] * len(routers(plain, family))
+
+
 def test_layers_with_experts_have_one_router() -> None:
     model = tiny("kimi_linear")
     layers = model.module.model.layers
