@@ -18,7 +18,7 @@ from harts.backends.model.huggingface.hooks import count_last, empty, install
 from harts.backends.model.huggingface.parts import layers_with_experts, routers_of
 from harts.backends.model.huggingface.recompute import check_graphs, check_training, enable
 from harts.backends.model.huggingface.recompute import faults as recompute_faults
-from harts.backends.model.huggingface.refusals import few, head_faults, refusals
+from harts.backends.model.huggingface.refusals import dropout_faults, few, head_faults, raise_faults, refusals
 from harts.backends.model.huggingface.wide import precision
 from harts.backends.model.moe import RouterStatistics, check_load, move_bias
 from harts.backends.model.tokens import check_tokens
@@ -89,10 +89,11 @@ class HuggingFace(Model):
         Raises:
             InputError: a token id is not in the vocabulary.
             BackendError: a layer did not run on the plan, or would not be recomputed though `recompute` is full, or
-                gradients of router losses would be lost.
+                gradients of router losses would be lost, or something drops since the model was loaded.
         """
         if self.config.recompute == "full":
             check_training(self.module)
+        raise_faults(dropout_faults(self.module))
         check_tokens(plan, self.settings.vocab_size)
         call = TreeCall(plan, self.linear, self.full)
         hidden, counted = self._run(call)
@@ -139,8 +140,7 @@ class HuggingFace(Model):
             BackendError: the head has become more than its weight.
         """
         head = self.module.get_output_embeddings()
-        if faults := head_faults(head):
-            raise BackendError("\n".join(f"model: {fault}" for fault in faults))
+        raise_faults(head_faults(head))
         weight: Tensor = head.weight
         return weight
 

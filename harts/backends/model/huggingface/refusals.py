@@ -22,6 +22,7 @@ from harts.backends.model.huggingface.parts import (
     layers_with_experts,
     routers_of,
 )
+from harts.errors import BackendError
 
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """Kinds of rotary embeddings whose frequencies depend on how long the sequences of a call are."""
@@ -46,9 +47,19 @@ def refusals(module: Any, family: Family) -> list[str]:
         for kind in sorted(_rope_types(settings) & LENGTH_DEPENDENT)
     ]
     found += _own_forwards(module, family) + _compiled(module, family) + _not_called(module, family)
-    found += _dropouts(module) + _convolutions(module, family) + _routers(module, family)
+    found += dropout_faults(module) + _convolutions(module, family) + _routers(module, family)
     found += _bypassed(module, "the model")
     return found + head_faults(module.get_output_embeddings())
+
+
+def raise_faults(faults: list[str]) -> None:
+    """Tell faults of a model that has been loaded.
+
+    Raises:
+        BackendError: there are some; a line each.
+    """
+    if faults:
+        raise BackendError("\n".join(f"model: {fault}" for fault in faults))
 
 
 def head_faults(head: Any) -> list[str]:
@@ -59,6 +70,12 @@ def head_faults(head: Any) -> list[str]:
     if getattr(head, "bias", None) is not None:
         found.append("its LM head has a bias")
     return found + _bypassed(head, "its LM head")
+
+
+def dropout_faults(module: Any) -> list[str]:
+    """Which parts drop something: adapters can, that are put into a model after it was loaded."""
+    names = [f"{name} (p {part.p})" for name, part in module.named_modules() if isinstance(part, _DropoutNd) and part.p]
+    return [f"dropout in {few(names)}; a shared row has one outcome"] if names else []
 
 
 def _bypassed(part: Any, name: str) -> list[str]:
@@ -108,11 +125,6 @@ def _bound(module: Any, family: Family) -> list[tuple[Any, dict[str, Any]]]:
 def _not_called(module: Any, family: Family) -> list[str]:
     faults = [not_called(type(part).forward, names) for part, names in _bound(module, family)]
     return [fault for fault in dict.fromkeys(faults) if fault is not None]
-
-
-def _dropouts(module: Any) -> list[str]:
-    names = [f"{name} (p {part.p})" for name, part in module.named_modules() if isinstance(part, _DropoutNd) and part.p]
-    return [f"dropout in {few(names)}; a shared row has one outcome"] if names else []
 
 
 def _convolutions(module: Any, family: Family) -> list[str]:

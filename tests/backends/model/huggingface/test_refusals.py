@@ -153,6 +153,8 @@ def test_dropout_anywhere_is_refused_by_its_path(dropout: type[nn.Module]) -> No
     layers[1].mlp.up_proj = nn.Sequential(layers[1].mlp.up_proj, dropout(0.25))
     layers[2].mlp.drop = dropout(0.0)
     assert _why_not(model) == ["dropout in model.layers.1.mlp.up_proj.1 (p 0.25); a shared row has one outcome"]
+    with pytest.raises(BackendError, match=r"^model: dropout in model\.layers\.1\.mlp\.up_proj\.1 \(p 0\.25\)"):
+        compact(model, LAYOUT)
     for layer in layers:
         layer.drop = dropout(0.5)
     paths = "model.layers.0.drop (p 0.5), model.layers.1.mlp.up_proj.1 (p 0.25), model.layers.1.drop (p 0.5)"
