@@ -160,12 +160,16 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BUILT_IN[section], "wrong", f"{__name__}:{kind.__name__}")
 
 
+def two_layers(shared: Path) -> list[str]:
+    """One microbatch of the small set in a model of one layer of each kind."""
+    arguments = ["--workloads", "tiny", "--shared", str(shared), *CAPACITY, "--microbatches", "1"]
+    return [*arguments, "--set", "model.vocab_size=512", "--set", "model.layers=2", "--set", "model.pattern=KA"]
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("section", ["full_attention", "linear_attention"])
 def test_a_wrong_backend_has_no_times_and_the_status_is_1(bench, capsys, shared, section):
-    arguments = ["--workloads", "tiny", "--shared", str(shared), *CAPACITY, "--microbatches", "1"]
-    arguments += ["--set", "model.vocab_size=512", "--set", "model.layers=2", "--set", "model.pattern=KA"]
-    (each,) = told(bench, capsys, 1, *arguments, "--set", f"{section}={{type: wrong}}")["results"]
+    (each,) = told(bench, capsys, 1, *two_layers(shared), "--set", f"{section}={{type: wrong}}")["results"]
     assert any(fault.startswith("gradient: differs by a relative") for fault in each["parity"]["faults"])
     assert not {"seconds", "breakdown", "memory_bytes"} & set(each)
     assert "F/B/Grad speedup" not in each["ratios"]
@@ -179,9 +183,7 @@ def test_rows_that_count_once_have_no_times(bench, capsys, shared, monkeypatch):
         return replace(plan, multiplicity=plan.multiplicity.clamp(max=1))
 
     monkeypatch.setattr("harts.stages.execute.compact.build_plan_tensors", once)
-    arguments = ["--workloads", "tiny", "--shared", str(shared), *CAPACITY, "--microbatches", "1"]
-    arguments += ["--set", "model.vocab_size=512", "--set", "model.layers=2", "--set", "model.pattern=KA"]
-    (each,) = told(bench, capsys, 1, *arguments)["results"]
+    (each,) = told(bench, capsys, 1, *two_layers(shared))["results"]
     (of_z, moved) = each["parity"]["faults"]
     assert of_z.startswith("statistic z of routers: differs by a relative")
     assert moved.startswith("assignments of experts: differs by a relative")

@@ -17,13 +17,15 @@ none, two microbatches of eight trajectories without sharing; synthetic, the rol
 the shared data by name, for instance swe_step. --microbatches N cuts a step to N microbatches of each replica that are
 together nearest to the whole step in S / C, in the ratio of pairs, and in rows of a microbatch.
 
-Parity, on the first --parity of them: loss and gradients against flat, and the logits of some positions. In float32
-and wider, bounds are those of the package. In 16 bits they are what the flat run differs from itself in other
-microbatches (`repacked`), once more in the same ones (`rerun`), and, unless HARTS's logits have the bits of flat's,
-with embeddings that are off by half a rounding step at most (`rounded`): the gradient may be off by twice the most of
-them, that of each parameter by four times, or by 0.02; but by 0.5 and 0.9 at most, since one that is missing is off
-by 1. Megatron adds outputs of experts in a fixed order meanwhile. A workload whose parity does not hold has no times,
-and the exit status is 1.
+Parity, on the first --parity of them: loss, gradients, and the routers' z statistic and assignments against flat, and
+the logits of some positions. In float32 and wider, bounds on gradients are those of the package. In 16 bits they are
+what the flat run differs from itself in other microbatches (`repacked`), once more in the same ones (`rerun`), and,
+unless HARTS's logits have the bits of flat's, with embeddings that are off by half a rounding step at most (`rounded`):
+the gradient may be off by twice the most of them, that of each parameter by four times, or by 0.02; but by 0.5 and 0.9
+at most, since one that is missing is off by 1. Routers and the mean of 1 - cosine of logits may be off by twice the
+most of these, too, in every dtype; or z as the loss may be, an assignment in a thousand, and 1e-9. Megatron adds
+outputs of experts in a fixed order meanwhile. A workload whose parity does not hold has no times, and the exit status
+is 1.
 
 F/B/Grad is forward (with the making of index tensors), backward, and norm and clip of the gradient. Core adds planning
 on the side of HARTS: of ingest, partition and schedule the part of the tokens that were run, and call plan and layout

@@ -321,9 +321,10 @@ def faults(ours: Difference, spread: Sequence[Difference], dtype: torch.dtype) -
     wide = dtype in TOLERANCE
     of_loss = LOSS if wide else NARROW_LOSS
     found = _beyond("loss", ours.loss, of_loss)
-    of_z, moved = ([getattr(each, name) for each in spread] for name in ("router_z", "moved"))
-    found += _beyond("statistic z of routers", ours.router_z, _allowed(SPREAD, MOST, of_z, of_loss))
-    found += _beyond("assignments of experts", ours.moved, _allowed(SPREAD, MOST, moved, MOVED))
+    of_z = _allowed(SPREAD, MOST, [each.router_z for each in spread], of_loss)
+    of_moved = _allowed(SPREAD, MOST, [each.moved for each in spread], MOVED)
+    found += _beyond("statistic z of routers", ours.router_z, of_z)
+    found += _beyond("assignments of experts", ours.moved, of_moved)
     if wide:
         return found + _beyond("gradient", ours.gradient, TOLERANCE[dtype], ours.worst)
     found += _beyond("gradient", ours.gradient, _allowed(SPREAD, MOST, [each.gradient for each in spread]), ours.worst)

@@ -11,6 +11,7 @@ from harts.ir.layout import CompactLayout
 from harts.ir.round_plan import RoundPlan
 from harts.ir.segment_tree import SegmentTree
 from harts.ir.semantic_map import SemanticMap
+from harts.ir.subtrees import subtree_sums
 from harts.ir.text.pieces import repeats, spans, word, wrapped
 
 DEEPEST_INDENT = 24
@@ -45,11 +46,7 @@ def _with_endings(head: str, ends: list[str]) -> list[str]:
 
 def _through(tree: SegmentTree) -> list[int]:
     """Trajectories that pass through the first token of each segment."""
-    through: list[int] = np.bincount(tree.tail, minlength=len(tree.parent)).tolist()
-    parent = tree.parent.tolist()
-    for segment in range(len(parent) - 1, -1, -1):
-        if parent[segment] >= 0:
-            through[parent[segment]] += through[segment]
+    through: list[int] = subtree_sums(tree.parent, np.bincount(tree.tail, minlength=len(tree.parent))).tolist()
     return through
 
 

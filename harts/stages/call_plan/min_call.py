@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from harts.ir import RoundPlan, SegmentTree
-from harts.ir.base import Int64
+from harts.ir.subtrees import subtree_sums
 from harts.stages.base import Stage
 from harts.stages.call_plan.chunk import ChunkConfig
 from harts.stages.call_plan.sequences import ZERO_STATE, Sequences
@@ -72,20 +72,12 @@ def plan_rounds(tree: SegmentTree, chunk_size: int, children: Children = "heavie
 def _forest(tree: SegmentTree, chunk_size: int, order: Children) -> Forest:
     offset, child = tree.children
     if order == "heaviest_first":
-        child = child[np.lexsort((-_subtree_rows(tree)[child], tree.parent[child]))]
+        rows = subtree_sums(tree.parent, tree.length)
+        child = child[np.lexsort((-rows[child], tree.parent[child]))]
     bounds, children = offset.tolist(), child.tolist()
     pieces = [children[a:b] for a, b in pairwise(bounds)]
     inside = tree.end < tree.start // chunk_size * chunk_size + chunk_size
     return Forest(pieces, tree.end.tolist(), inside.tolist())
-
-
-def _subtree_rows(tree: SegmentTree) -> Int64:
-    """Rows of each segment and of all segments below it; a segment comes after its parent."""
-    rows = tree.length.tolist()
-    for v, parent in zip(reversed(range(len(rows))), reversed(tree.parent.tolist()), strict=True):
-        if parent >= 0:
-            rows[parent] += rows[v]
-    return np.array(rows, dtype=np.int64)
 
 
 def count_calls(forest: Forest) -> CallCounts:

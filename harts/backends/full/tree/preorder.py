@@ -8,6 +8,7 @@ import numpy as np
 
 from harts.backends.plan_tensors import AttentionViews
 from harts.ir.base import Int64
+from harts.ir.subtrees import subtree_sums
 
 
 class Preorder(NamedTuple):
@@ -21,17 +22,17 @@ class Preorder(NamedTuple):
 
 def preorder(views: AttentionViews) -> Preorder:
     """Walk the rows depth-first: a row, then the branches that leave after it, then the next row of its own branch."""
-    begin, end = views.cu_q[:-1], views.cu_q[1:]
+    begin, own = views.cu_q[:-1], np.diff(views.cu_q)
     follows = rows_followed(views)
-    descendants = _descendants(follows, begin, end)
-    weight = np.ones(end[-1], dtype=np.int64)
+    parent = np.searchsorted(begin, follows, side="right") - 1
+    descendants = subtree_sums(parent, own)
+    weight = np.ones(views.cu_q[-1], dtype=np.int64)
     inner = follows >= 0
     np.add.at(weight, follows[inner], descendants[inner])
     walked = np.cumsum(weight) - weight
-    first = _first_places(follows, begin, descendants, walked)
-    own = np.diff(views.cu_q)
-    enter = walked + np.repeat(first - walked[begin], own)
-    return Preorder(enter, np.repeat(first + descendants, own))
+    within = walked - np.repeat(walked[begin], own)
+    first = _first_places(follows, parent, descendants, within)
+    return Preorder(within + np.repeat(first, own), np.repeat(first + descendants, own))
 
 
 def rows_followed(views: AttentionViews) -> Int64:
@@ -40,23 +41,19 @@ def rows_followed(views: AttentionViews) -> Int64:
     return np.where(np.diff(views.run_offset) > 1, views.run_row[last] + views.run_length[last] - 1, -1)
 
 
-def _descendants(follows: Int64, begin: Int64, end: Int64) -> Int64:
-    """Rows of each branch and of all branches below it, [B]; a branch comes after the one it leaves."""
-    found = (end - begin).tolist()
-    parent = (np.searchsorted(begin, follows, side="right") - 1).tolist()
-    for branch in range(len(found) - 1, -1, -1):
-        if parent[branch] >= 0:
-            found[parent[branch]] += found[branch]
-    return np.array(found, dtype=np.int64)
+def _first_places(follows: Int64, parent: Int64, descendants: Int64, within: Int64) -> Int64:
+    """Place of the first row of each branch, [B]; branches that leave after one row come in their own order.
 
-
-def _first_places(follows: Int64, begin: Int64, descendants: Int64, walked: Int64) -> Int64:
-    """Place of the first row of each branch, [B]; branches that leave after one row come in their own order."""
+    Args:
+        follows: by `rows_followed`, [B].
+        parent: the branch of that row, -1 if there is none, [B].
+        descendants: rows of each branch and of all branches below it, [B].
+        within: places of each row after the first one of its branch, [C].
+    """
     found: list[int] = []
     taken: dict[int, int] = {}  # row, -1 for roots: places of branches after it that are walked already
-    parent = (np.searchsorted(begin, follows, side="right") - 1).tolist()
-    for row, above, rows in zip(follows.tolist(), parent, descendants.tolist(), strict=True):
-        base = found[above] + int(walked[row] - walked[begin[above]]) + 1 if row >= 0 else 0
+    for row, above, rows in zip(follows.tolist(), parent.tolist(), descendants.tolist(), strict=True):
+        base = found[above] + int(within[row]) + 1 if row >= 0 else 0
         found.append(base + taken.get(row, 0))
         taken[row] = taken.get(row, 0) + rows
     return np.array(found, dtype=np.int64)
