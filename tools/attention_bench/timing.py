@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,8 +14,9 @@ from torch import Tensor
 from attention_bench.problem import Rows, Shape, attend
 from harts.backends.base import FullAttention
 
-LONG = 20.0
-"""Milliseconds of a call that hides its own launches: no other is queued before it."""
+SETTLING = 200.0
+"""Milliseconds that a candidate runs before it is timed: a device at its power limit slows down within some tens of
+milliseconds, and would time a candidate at the clock that the one before it has earned."""
 
 
 class Candidate(NamedTuple):
@@ -37,7 +39,7 @@ class Measured(NamedTuple):
 
 
 def measure_all(candidates: Sequence[Candidate], shape: Shape) -> dict[str, Measured]:
-    """Run all candidates in turn, each repeat beginning with another one: what one leaves behind meets all others."""
+    """Run all candidates in turn, each repeat beginning with another one."""
     timed = _cuda_ms if _on_cuda(shape) else _host_ms
     warm = {each.name: _warm(each, shape, timed) for each in candidates}
     found = {each.name: Times([], []) for each in candidates}
@@ -45,31 +47,31 @@ def measure_all(candidates: Sequence[Candidate], shape: Shape) -> dict[str, Meas
         shift = repeat % len(candidates)
         for each in [*candidates[shift:], *candidates[:shift]]:
             if repeat < each.repeats:
-                forward, both = timed(each, shape, warm[each.name].short)
+                forward, both = timed(each, shape, warm[each.name].calls)
                 found[each.name].forward.append(forward)
                 found[each.name].both.append(both)
     return {name: Measured(times, warm[name].peak) for name, times in found.items()}
 
 
 class _Warm(NamedTuple):
-    short: bool
-    """Another call is queued before the one that is timed."""
+    calls: int
+    """That are queued before the one that is timed, at least one."""
     peak: int | None
 
 
-def _warm(candidate: Candidate, shape: Shape, timed: Callable[[Candidate, Shape, bool], tuple[float, float]]) -> _Warm:
+def _warm(candidate: Candidate, shape: Shape, timed: Callable[[Candidate, Shape, int], tuple[float, float]]) -> _Warm:
     """Run once, for the memory; once more for the time, unless it is long whatever was allocated meanwhile."""
     cuda = _on_cuda(shape)
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    _, both = timed(candidate, shape, False)
+    _, both = timed(candidate, shape, 0)
     results = candidate.upstream.nbytes + sum(each.nbytes for each in candidate.rows.leaves.values())
     peak = torch.cuda.max_memory_allocated() - before - results if cuda else None
-    if both < 5 * LONG:
-        _, both = timed(candidate, shape, False)
-    return _Warm(both < LONG, peak)
+    if both < SETTLING:
+        _, both = timed(candidate, shape, 0)
+    return _Warm(math.ceil(SETTLING / both), peak)
 
 
 def _on_cuda(shape: Shape) -> bool:
@@ -84,10 +86,10 @@ def _backward(candidate: Candidate, output: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, list(candidate.rows.leaves.values()), candidate.upstream)
 
 
-def _cuda_ms(candidate: Candidate, shape: Shape, ahead: bool) -> tuple[float, float]:
+def _cuda_ms(candidate: Candidate, shape: Shape, calls: int) -> tuple[float, float]:
     start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     torch.cuda.synchronize()
-    if ahead:  # keeps the device busy while the host launches what is timed, as the layer before does in training
+    for _ in range(calls):  # they also keep the device busy while the host launches what is timed
         _backward(candidate, _forward(candidate, shape))
     start.record()
     output = _forward(candidate, shape)
@@ -98,7 +100,7 @@ def _cuda_ms(candidate: Candidate, shape: Shape, ahead: bool) -> tuple[float, fl
     return start.elapsed_time(middle), start.elapsed_time(end)
 
 
-def _host_ms(candidate: Candidate, shape: Shape, _ahead: bool) -> tuple[float, float]:
+def _host_ms(candidate: Candidate, shape: Shape, _calls: int) -> tuple[float, float]:
     start = time.perf_counter()
     output = _forward(candidate, shape)
     middle = time.perf_counter()

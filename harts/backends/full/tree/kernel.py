@@ -12,6 +12,7 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import flash_attn_func
 from torch import Tensor
 
+from harts.backends.full.tree.hopper import longest_first, walk_for
 from harts.backends.full.tree.plan import DeviceLists, Tile, TreePlan
 
 INTERVAL_BYTES = 8
@@ -26,6 +27,9 @@ def sees(  # noqa: PLR0917  (as it is called)
     place, _ = _interval(scalars[0], query[0])
     first, size = _interval(scalars[0], key[0])
     return utils.scalar_to_ssa(Uint32(place - first) < Uint32(size), Boolean)
+
+
+walk_for(sees)
 
 
 def _interval(address: Any, row: Any) -> tuple[Any, Any]:
@@ -61,16 +65,17 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor
     Returns:
         [C, H, Dv].
     """
-    output: Tensor = flash_attn_func(
-        q[None],
-        k[None],
-        v[None],
-        softmax_scale=scale,
-        mask_mod=sees,
-        aux_scalars=(Int64(plan.intervals.data_ptr()),),
-        block_sparse_tensors=_block_sparse(plan.keys_of_queries, plan.sizes.forward),
-        block_sparse_tensors_bwd=_block_sparse(plan.queries_of_keys, plan.sizes.backward),
-    )[0]
+    with longest_first():
+        output: Tensor = flash_attn_func(
+            q[None],
+            k[None],
+            v[None],
+            softmax_scale=scale,
+            mask_mod=sees,
+            aux_scalars=(Int64(plan.intervals.data_ptr()),),
+            block_sparse_tensors=_block_sparse(plan.keys_of_queries, plan.sizes.forward),
+            block_sparse_tensors_bwd=_block_sparse(plan.queries_of_keys, plan.sizes.backward),
+        )[0]
     return output[0]
 
 

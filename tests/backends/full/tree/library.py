@@ -14,8 +14,10 @@ from torch import Tensor
 from tests.backends.full.forests import dense
 from tests.backends.full.packed_fakes import packed_attention
 
-OURS = "harts.backends.full.tree.kernel"
-"""Imports the library."""
+OURS = ("harts.backends.full.tree.kernel", "harts.backends.full.tree.hopper")
+"""Import the library."""
+BLOCK = (2, 1, 0)
+"""Tile, head and sequence of the thread block that runs."""
 
 
 class BlockSparse(NamedTuple):
@@ -76,6 +78,7 @@ def flash_attn_func(  # noqa: PLR0917
     block_sparse_tensors_bwd: BlockSparse,
 ) -> tuple[Tensor, None]:
     assert mask_mod.__name__ == "sees"
+    assert flash_fwd_sm90().SingleTileScheduler is not SingleTileScheduler
     assert len(q) == len(k) == len(v) == 1
     intervals = read_intervals(*aux_scalars, rows=q.shape[1])
     both = (block_sparse_tensors, block_sparse_tensors_bwd)
@@ -83,6 +86,11 @@ def flash_attn_func(  # noqa: PLR0917
     assert seen.max() == 1
     assert torch.equal(seen, backward)
     return dense(q[0], k[0], v[0], seen.bool(), softmax_scale)[None], None
+
+
+def flash_fwd_sm90() -> Any:
+    """The module of forward kernels that is in place."""
+    return sys.modules["flash_attn.cute"].flash_fwd_sm90
 
 
 def flash_attn_varlen_func(
@@ -99,23 +107,43 @@ def flash_attn_varlen_func(
     return packed_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale), None
 
 
+class SingleTileScheduler:
+    """Which thread block of a grid runs."""
+
+    def __init__(self, params: Any, block: tuple[int, int, int], *, loc: Any, ip: Any) -> None:
+        self.params, self.block = params, block
+
+
+def consume_block_sparse_mma_bwd_sm90(*given: Any, **settings: Any) -> tuple[Any, ...]:
+    """What it was given."""
+    return given, settings
+
+
 def put_in_place(patch: pytest.MonkeyPatch) -> None:
     """Let the modules that import FlashAttention 4 import this instead."""
     everything: dict[str, dict[str, Any]] = {
         "cutlass": {
             **dict.fromkeys(("Boolean", "Int32", "Int64", "Uint32"), int),
-            "cute": _module("cute", jit=lambda function: function),
+            "cute": _module("cute", jit=lambda function: function, arch=_module("arch", block_idx=lambda: BLOCK)),
+            "range": lambda count, unroll: range(count),
+            "min": min,
         },
         "cutlass._mlir.dialects": {"llvm": None},
         "cutlass.cutlass_dsl": {"T": None},
-        "flash_attn.cute": {"utils": None},
+        "flash_attn.cute": {
+            "utils": None,
+            "flash_bwd_sm90": _module("bwd", consume_block_sparse_mma_bwd_sm90=consume_block_sparse_mma_bwd_sm90),
+            "flash_fwd_sm90": _module("fwd", SingleTileScheduler=SingleTileScheduler),
+        },
+        "flash_attn.cute.tile_scheduler": {"SingleTileScheduler": SingleTileScheduler},
         "flash_attn.cute.block_sparsity": {"BlockSparseTensorsTorch": BlockSparse},
         "flash_attn.cute.interface": {each.__name__: each for each in (flash_attn_func, flash_attn_varlen_func)},
     }
     for name, content in everything.items():
         patch.setitem(sys.modules, name, _module(name, **content))
-    patch.setitem(sys.modules, OURS, None)  # so that the module before, or none, comes back
-    del sys.modules[OURS]
+    for name in OURS:
+        patch.setitem(sys.modules, name, None)  # so that the module before, or none, comes back
+        del sys.modules[name]
 
 
 def _module(name: str, **content: Any) -> ModuleType:
