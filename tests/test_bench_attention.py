@@ -360,6 +360,23 @@ def test_what_tree_holds_is_told_from_its_peak(part, forest, groups):
     assert measure._held(made, {"sdpa": 1}) is None
 
 
+def test_a_candidate_runs_by_itself_before_it_is_timed_however_long_its_first_call_took(part, forest, monkeypatch):
+    timing, problem = part("timing"), part("problem")
+    shape = problem.Shape(2, 1, 24, 16, torch.float32, "cpu")
+    rows = problem.problem(forest, shape, SEED).compact
+    queued = []
+
+    def timed(candidate: Any, shape: Any, calls: int) -> tuple[float, float]:
+        queued.append((candidate.name, calls))
+        return (0.0, 5000.0) if len(queued) == 1 else (0.0, {"short": 12.0, "long": 600.0}[candidate.name])
+
+    monkeypatch.setattr(timing, "_host_ms", timed)
+    candidates = [timing.Candidate(name, Sdpa(StageConfig()), rows, rows.leaves["q"], 2) for name in ("short", "long")]
+    measured = timing.measure_all(candidates, shape)
+    assert queued == [("short", 0)] * 2 + [("long", 0)] * 2 + [("short", 17), ("long", 1), ("long", 1), ("short", 17)]
+    assert measured["short"].times.both == [12.0, 12.0]
+
+
 def test_tables_tell_what_is_met(bench, capsys, registered):
     arguments = [*TINY, "--workloads", "case1", "--backends", "sdpa", "tree", "--flat", "tree", "--scale", "0.005"]
     status = bench.main(arguments)

@@ -14,11 +14,11 @@ the others). On all rows: results differ from those of an expanding backend by n
 equal bits where the backend says so. A backend whose parity does not hold is not timed, and the exit status is 1.
 
 Timed, forward and both directions, repeats interleaved: all backends, and flat runs of those named with --flat, their
-inputs gathered beforehand. Before a timed call others of the same candidate are queued for 0.2 s, so that the device
-has its clock and does not wait for the host, as in a training step. TFLOP/s are of the pairs of a query and a key that
-it sees. Peak memory is beside inputs, outputs and gradients; expanded MiB is what the backend says that it holds beside
-the compact keys and values. What `tree` held is told from its peak, too: without what a backward pass over compact rows
-takes, over the expanded keys and values.
+inputs gathered beforehand. On a GPU, calls of the same candidate that take at least 0.2 s are queued before a timed
+one, so that the device has its clock and does not wait for the host, as in a training step. TFLOP/s are of the pairs of
+a query and a key that it sees. Peak memory is beside inputs, outputs and gradients; expanded MiB is what the backend
+says that it holds beside the compact keys and values. What `tree` held is told from its peak, too: without what a
+backward pass over compact rows takes, over the expanded keys and values.
 
 Ratios are of medians of forward and backward. `best flat` is the faster one of the flat runs of flash_attention_4 and
 tree. Its ratio is told over S / C, the rows of all trajectories over the compact rows, and over the ratio of pairs.

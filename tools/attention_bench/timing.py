@@ -60,17 +60,16 @@ class _Warm(NamedTuple):
 
 
 def _warm(candidate: Candidate, shape: Shape, timed: Callable[[Candidate, Shape, int], tuple[float, float]]) -> _Warm:
-    """Run once, for the memory; once more for the time, unless it is long whatever was allocated meanwhile."""
+    """Run once, for the memory; once more for the time, when nothing is compiled or allocated any more."""
     cuda = _on_cuda(shape)
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    _, both = timed(candidate, shape, 0)
+    timed(candidate, shape, 0)
     results = candidate.upstream.nbytes + sum(each.nbytes for each in candidate.rows.leaves.values())
     peak = torch.cuda.max_memory_allocated() - before - results if cuda else None
-    if both < SETTLING:
-        _, both = timed(candidate, shape, 0)
+    _, both = timed(candidate, shape, 0)
     return _Warm(math.ceil(SETTLING / both), peak)
 
 

@@ -99,8 +99,29 @@ def test_grouped_heads_of_two_dims_are_refused_on_hopper(
     assert "needs compute capability 9.0" in reason
 
 
+@pytest.mark.parametrize("dims", [(64, 128), (56, 72), (128, 32), (96, 8), (256, 192)], ids=str)
+def test_head_dims_that_backward_kernels_do_not_have_are_refused_on_hopper(
+    dims: tuple[int, int], calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = need(device="cuda", full_heads=(16, 16), full_head_dims=dims)
+    machine(monkeypatch, (9, 0))
+    (reason,) = backend().why_not(asked)
+    assert "equal head dims, or values of 64 or 128 under wider keys" in reason and str(dims) in reason
+    machine(monkeypatch, (10, 0))
+    assert backend().why_not(asked) == []
+
+
 @pytest.mark.parametrize(
-    ("heads", "dims"), [((16, 16), (192, 128)), ((16, 2), (128, 128)), ((4, 1), (64, 64))], ids=str
+    ("heads", "dims"),
+    [
+        ((16, 16), (192, 128)),
+        ((16, 2), (128, 128)),
+        ((4, 1), (64, 64)),
+        ((4, 4), (96, 64)),
+        ((4, 4), (40, 40)),
+        ((4, 4), (256, 128)),
+    ],
+    ids=str,
 )
 def test_it_has_no_reason_against_these(
     heads: tuple[int, int], dims: tuple[int, int], calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,13 @@ from harts.backends.base import AttentionCost, FullAttention, Need
 from harts.backends.devices import capability
 from harts.backends.full.costs import backward_flops, forward_flops
 from harts.backends.full.expand import lie_in_order
-from harts.backends.full.flash_attention_4 import HOPPER, MODULE, FlashAttention4, FlashAttention4Config
+from harts.backends.full.flash_attention_4 import (
+    HOPPER,
+    MODULE,
+    FlashAttention4,
+    FlashAttention4Config,
+    head_dim_faults,
+)
 from harts.backends.full.packed import import_faults, machine_faults, order_faults, shape_faults
 from harts.backends.full.tree.plan import TileSizes, backward_tiles, forward_tiles, tile_sizes, tree_plan
 from harts.backends.plan_tensors import AttentionViews
@@ -41,6 +47,8 @@ class Tree(FullAttention):
         if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
             dims = f"head dims {need.full_head_dims} (query/key, value)"
             found.append(f"{dims} are not multiples of 8 up to (192, 128), or (256, 256)")
+        else:
+            found += head_dim_faults(key_dim, value_dim)
         if heads != groups and key_dim != value_dim:
             found.append(
                 f"its backward pass of grouped heads ({heads} over {groups}) needs one head dim, they are "

@@ -7,13 +7,18 @@ end, and a tile that is seen whole is masked without its number. So here nothing
 is seen in part is read while the one before it is computed, and that of a whole one is not read.
 
 Forward, it begins with the first queries, which see the least, and the longest tiles end alone. Here it begins with
-the last ones. Either way every tile is computed as before, and results keep their bits.
+the last ones. Either way every tile is computed as before: outputs keep their bits, as do those gradients that the
+library sums in a fixed order.
+
+The library offers no place for either, so its loop and its scheduler are replaced by ones that do as before for all
+kernels but those of the mask of `run_as_here`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -22,14 +27,31 @@ from cutlass import cute
 from flash_attn.cute import flash_bwd_sm90, flash_fwd_sm90
 from flash_attn.cute.tile_scheduler import SingleTileScheduler
 
+_last_first = ContextVar("_last_first", default=False)
 
-def walk_for(ours: Callable[..., Any]) -> None:
-    """Have backward kernels with the mask `ours` walk their lists as here; all others walk as before, as do kernels
-    whose tiles are parts of the listed ones.
+
+def run_as_here(ours: Callable[..., Any]) -> None:
+    """Have backward kernels with the mask `ours` walk their lists as here, and forward kernels that are compiled in
+    `longest_first` begin with the last queries. Kernels whose tiles are parts of the listed ones walk as before.
 
     Raises:
-        AttributeError: the installed version of the library has no such loop.
+        AttributeError: the installed version of the library has no such loop, or no such scheduler.
     """
+    _walk_lists_of(ours)
+    _order_tiles()
+
+
+@contextmanager
+def longest_first() -> Iterator[None]:
+    """Have forward kernels that this thread compiles meanwhile begin with the last queries, unless they are causal."""
+    before = _last_first.set(True)
+    try:
+        yield
+    finally:
+        _last_first.reset(before)
+
+
+def _walk_lists_of(ours: Callable[..., Any]) -> None:
     theirs = flash_bwd_sm90.consume_block_sparse_mma_bwd_sm90
 
     def consume(  # noqa: PLR0917  (as it is called)
@@ -61,16 +83,6 @@ def walk_for(ours: Callable[..., Any]) -> None:
         return _walk_both(lists, place, states, add=add, past_end=past_end, mask_mod=mask_mod)
 
     flash_bwd_sm90.consume_block_sparse_mma_bwd_sm90 = consume
-
-
-@contextmanager
-def longest_first() -> Iterator[None]:
-    """Have forward kernels that are compiled meanwhile, and are not causal, begin with the last queries."""
-    flash_fwd_sm90.SingleTileScheduler = _LastFirst
-    try:
-        yield
-    finally:
-        flash_fwd_sm90.SingleTileScheduler = SingleTileScheduler
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -113,10 +125,17 @@ def _walk(count: Any, tiles: Any, states: Any, begun: Any, *, add: Any, mask: An
     return states, begun
 
 
-class _LastFirst(SingleTileScheduler):  # type: ignore[misc]
-    """Tiles of queries from the last to the first one, head after head."""
+def _order_tiles() -> None:
+    theirs: Any = flash_fwd_sm90.SingleTileScheduler
 
-    @staticmethod
-    def create(params: Any, _state: Any = None, *, loc: Any = None, ip: Any = None) -> Any:
-        tile, head, batch = cute.arch.block_idx()
-        return SingleTileScheduler(params, (params.num_block - 1 - tile, head, batch), loc=loc, ip=ip)
+    class Ordered(theirs):  # type: ignore[misc]
+        """Tiles of queries from the last to the first one, head after head, in `longest_first`; otherwise as before."""
+
+        @staticmethod
+        def create(params: Any, state: Any = None, *, loc: Any = None, ip: Any = None) -> Any:
+            if not _last_first.get():
+                return theirs.create(params, state, loc=loc, ip=ip)
+            tile, head, batch = cute.arch.block_idx()
+            return SingleTileScheduler(params, (params.num_block - 1 - tile, head, batch), loc=loc, ip=ip)
+
+    flash_fwd_sm90.SingleTileScheduler = Ordered

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from cutlass import Boolean, Int32, Int64, Uint32, cute
@@ -12,7 +14,8 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import flash_attn_func
 from torch import Tensor
 
-from harts.backends.full.tree.hopper import longest_first, walk_for
+from harts.backends.full.tree import hopper
+from harts.backends.full.tree.hopper import longest_first, run_as_here
 from harts.backends.full.tree.plan import DeviceLists, Tile, TreePlan
 
 INTERVAL_BYTES = 8
@@ -29,7 +32,9 @@ def sees(  # noqa: PLR0917  (as it is called)
     return utils.scalar_to_ssa(Uint32(place - first) < Uint32(size), Boolean)
 
 
-walk_for(sees)
+run_as_here(sees)
+sees.__cute_hash__ = sha256(b"".join(Path(each).read_bytes() for each in (__file__, hopper.__file__))).hexdigest()
+"""What the library keeps compiled kernels by: all that they are made of here, not the text of the mask alone."""
 
 
 def _interval(address: Any, row: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -78,7 +78,8 @@ def flash_attn_func(  # noqa: PLR0917
     block_sparse_tensors_bwd: BlockSparse,
 ) -> tuple[Tensor, None]:
     assert mask_mod.__name__ == "sees"
-    assert flash_fwd_sm90().SingleTileScheduler is not SingleTileScheduler
+    made = flash_fwd_sm90().SingleTileScheduler.create(SimpleNamespace(num_block=9))
+    assert made.block != BLOCK
     assert len(q) == len(k) == len(v) == 1
     intervals = read_intervals(*aux_scalars, rows=q.shape[1])
     both = (block_sparse_tensors, block_sparse_tensors_bwd)
@@ -112,6 +113,10 @@ class SingleTileScheduler:
 
     def __init__(self, params: Any, block: tuple[int, int, int], *, loc: Any, ip: Any) -> None:
         self.params, self.block = params, block
+
+    @staticmethod
+    def create(params: Any, _state: Any = None, *, loc: Any = None, ip: Any = None) -> SingleTileScheduler:
+        return SingleTileScheduler(params, BLOCK, loc=loc, ip=ip)
 
 
 def consume_block_sparse_mma_bwd_sm90(*given: Any, **settings: Any) -> tuple[Any, ...]:

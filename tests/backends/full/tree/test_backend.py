@@ -43,6 +43,13 @@ def test_every_reason_is_told(hopper):
     assert "16 over 2" in reasons[2]
 
 
+def test_head_dims_that_backward_kernels_do_not_have_are_refused(hopper):
+    for dims in ((64, 128), (56, 72), (128, 32)):
+        (reason,) = Tree(StageConfig()).why_not(need(dtype=torch.bfloat16, full_heads=(16, 16), full_head_dims=dims))
+        assert "equal head dims, or values of 64 or 128 under wider keys" in reason and str(dims) in reason
+    assert Tree(StageConfig()).why_not(need(**{**BF16, "full_head_dims": (96, 64)})) == []
+
+
 def test_another_compute_capability_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(tree_backend, "capability", lambda device: (10, 0))
     (reason,) = Tree(StageConfig()).why_not(need(**BF16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def walked(hopper: Any, some: list[int], whole: list[int], mask_mod: Any = ours,
 def test_partial_tiles_come_first_and_alone_are_masked_by_places(
     hopper: Any, some: list[int], whole: list[int]
 ) -> None:
-    hopper.walk_for(ours)
+    hopper.run_as_here(ours)
     added = walked(hopper, some, whole)
     assert [each.tile for each in added] == [*some, *whole]
     assert [each.onto for each in added] == [False] + [True] * (len(added) - 1)
@@ -97,7 +98,7 @@ def test_partial_tiles_come_first_and_alone_are_masked_by_places(
 
 @pytest.mark.parametrize(("mask_mod", "parts"), [(None, 1), (ours, 2)])
 def test_other_masks_and_coarser_lists_are_walked_by_the_library(hopper: Any, mask_mod: Any, parts: int) -> None:
-    hopper.walk_for(ours)
+    hopper.run_as_here(ours)
     given, settings = walked(hopper, [1], [2], mask_mod, parts)
     assert given[1:6] == (*PLACE, 10, 20)
     assert given[8] is mask_mod
@@ -105,14 +106,23 @@ def test_other_masks_and_coarser_lists_are_walked_by_the_library(hopper: Any, ma
     assert len(settings) == 5
 
 
+def made() -> SingleTileScheduler:
+    """The scheduler of a kernel that is compiled now, of 9 tiles of queries."""
+    found: SingleTileScheduler = flash_fwd_sm90().SingleTileScheduler.create(SimpleNamespace(num_block=9))
+    return found
+
+
 def test_the_last_tile_of_queries_comes_first(hopper: Any) -> None:
+    hopper.run_as_here(ours)
     with hopper.longest_first():
-        made = flash_fwd_sm90().SingleTileScheduler.create(SimpleNamespace(num_block=9))
-    assert type(made) is SingleTileScheduler
-    assert made.block == (9 - 1 - BLOCK[0], *BLOCK[1:])
+        assert made().block == (9 - 1 - BLOCK[0], *BLOCK[1:])
 
 
-def test_the_order_is_given_back_when_a_kernel_is_refused(hopper: Any) -> None:
+def test_the_order_is_that_of_this_thread_meanwhile(hopper: Any) -> None:
+    hopper.run_as_here(ours)
+    assert made().block == BLOCK
+    with ThreadPoolExecutor() as pool, hopper.longest_first():
+        assert pool.submit(made).result().block == BLOCK
     with pytest.raises(ValueError, match="refused"), hopper.longest_first():
         raise ValueError("refused")
-    assert flash_fwd_sm90().SingleTileScheduler is SingleTileScheduler
+    assert made().block == BLOCK
