@@ -11,7 +11,7 @@ the last ones. Either way every tile is computed as before: outputs keep their b
 library sums in a fixed order.
 
 The library offers no place for either, so its loop and its scheduler are replaced by ones that do as before for all
-kernels but those of the mask of `run_as_here`.
+kernels but those with the mask of `run_as_here`, and those compiled in `longest_first`.
 """
 
 from __future__ import annotations
