@@ -35,8 +35,9 @@ def test_topologies_train_as_one_process_does(case: str, capsys: pytest.CaptureF
 def test_tensor_parallelism_without_sequence_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--topologies", "tp2", "--rules", "kda", "--attentions", "gqa", "--recompute", "none", "--device", "cpu"]
     code = parity_matrix.main([*given, "--set", "model.moe=null", "--json"])
-    rows = {row["topology"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["tp2"]["ok"], rows
+    printed = capsys.readouterr()
+    rows = {row["topology"]: row for row in json.loads(printed.out)["rows"]}
+    assert rows["tp2"]["ok"], printed.err
     assert code == 1  # a dense model has no routers, so that q = 1 is not noticed
 
 
