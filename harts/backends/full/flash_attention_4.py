@@ -19,16 +19,28 @@ QUERY_TILE = 128
 """Most query rows of a tile of the backward pass."""
 
 
-def head_dim_faults(key_dim: int, value_dim: int) -> list[str]:
+def grouped_head_faults(need: Need) -> list[str]:
+    """Whether the backward kernels for compute capability 9.0 take this ratio of heads with these head dims."""
+    (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+    if heads == groups or key_dim == value_dim:
+        return []
+    return [
+        f"its backward pass of grouped heads ({heads} over {groups}) on compute capability 9.0 needs one head dim, "
+        f"they are {need.full_head_dims} (query/key, value)"
+    ]
+
+
+def head_dim_faults(need: Need) -> list[str]:
     """Whether the backward kernels of FlashAttention 4.0.0b36 for compute capability 9.0 are known to have these dims.
 
     With others some do not compile, such as (128, 32), or ask for more shared memory than there is, such as (64, 128).
     """
+    key_dim, value_dim = need.full_head_dims
     if value_dim == key_dim or (value_dim in {64, 128} and value_dim < key_dim):
         return []
     return [
         f"its backward pass on compute capability 9.0 needs equal head dims, or values of 64 or 128 under wider keys, "
-        f"they are {(key_dim, value_dim)} (query/key, value)"
+        f"they are {need.full_head_dims} (query/key, value)"
     ]
 
 
@@ -48,17 +60,11 @@ class FlashAttention4(Expanding):
 
     def _faults(self, need: Need) -> list[str]:
         found = machine_faults(need, (9, 0)) + import_faults(MODULE, "fa4") + order_faults(self.deterministic(need))
-        (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
         if any(dim % 8 or not 8 <= dim <= 256 for dim in need.full_head_dims):
             found.append(f"head dims {need.full_head_dims} (query/key, value) are not multiples of 8 from 8 to 256")
         has = capability(need.device)
         if has is not None and has[0] == HOPPER:
-            if heads != groups and key_dim != value_dim:
-                found.append(
-                    f"its backward pass of grouped heads ({heads} over {groups}) on compute capability 9.0 needs one "
-                    f"head dim, they are {need.full_head_dims} (query/key, value)"
-                )
-            found += head_dim_faults(key_dim, value_dim)
+            found += grouped_head_faults(need) + head_dim_faults(need)
         return found
 
     def _query_rows(self, views: AttentionViews) -> int:

@@ -16,6 +16,7 @@ from harts.backends.full.flash_attention_4 import (
     MODULE,
     FlashAttention4,
     FlashAttention4Config,
+    grouped_head_faults,
     head_dim_faults,
 )
 from harts.backends.full.packed import import_faults, machine_faults, order_faults, shape_faults
@@ -43,17 +44,13 @@ class Tree(FullAttention):
         if has is not None and has[0] != HOPPER:
             found.append(f"its tiles are those of compute capability 9.0, {need.device} has {has[0]}.{has[1]}")
         found += import_faults(MODULE, "fa4") + order_faults(self.deterministic(need))
-        (heads, groups), (key_dim, value_dim) = need.full_heads, need.full_head_dims
+        key_dim, value_dim = need.full_head_dims
         if tile_sizes(need.full_head_dims) is None or key_dim % 8 or value_dim % 8:
             dims = f"head dims {need.full_head_dims} (query/key, value)"
             found.append(f"{dims} are not multiples of 8 up to (192, 128), or (256, 256)")
         else:
-            found += head_dim_faults(key_dim, value_dim)
-        if heads != groups and key_dim != value_dim:
-            found.append(
-                f"its backward pass of grouped heads ({heads} over {groups}) needs one head dim, they are "
-                f"{need.full_head_dims} (query/key, value)"
-            )
+            found += head_dim_faults(need)
+        found += grouped_head_faults(need)
         return found
 
     def deterministic(self, need: Need) -> bool:
